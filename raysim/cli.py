@@ -1,0 +1,92 @@
+"""The command line: commands, arguments, exit codes; no logic."""
+
+import shutil
+import sys
+from typing import NoReturn
+
+import click
+
+from raysim.errors import RunError, UserError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="raysim")
+def commands() -> None:
+    """Simulate federated learning on label-skewed data, with synthetic images where they help most.
+
+    \b
+    Start here:
+      python -m raysim run experiments/quickstart.yaml
+      python -m raysim run experiments/quickstart.yaml allocation.name=none seed=3
+      python -m raysim list
+    """
+
+
+@commands.command()
+@click.argument("config", type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--resume", is_flag=True, help="Go on with the newest run of this configuration, where it stopped.")
+def run(config: str, overrides: tuple[str, ...], resume: bool) -> None:
+    """Run one experiment: deal out the data, make synthetic images, train the clients, aggregate.
+
+    CONFIG is a YAML file. KEY=VALUE changes single keys, such as allocation.beta=8 or seed=3.
+    The last line of the output is the directory with everything that the run produced.
+    """
+    from raysim.runner import run as run_experiment
+
+    click.echo(run_experiment(config, overrides, resume=resume).directory)
+
+
+@commands.command()
+@click.argument("config", type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+def pretrain(config: str, overrides: tuple[str, ...]) -> None:
+    """Train a class-conditional diffusion model that `run` can make synthetic images with.
+
+    CONFIG is a YAML file such as experiments/generators/digits.yaml. An interrupted training goes on where it stopped.
+    """
+    from raysim.pretraining import pretrain as pretrain_generator
+
+    click.echo(pretrain_generator(config, overrides))
+
+
+@commands.command("list")
+def list_plugins() -> None:
+    """Show every plug-in that a configuration can name, by section of the configuration."""
+    from raysim.config import Config
+    from raysim.plugins import KINDS, available
+
+    formatter = click.HelpFormatter(width=min(shutil.get_terminal_size().columns, 120))
+    for kind in KINDS:
+        if kind == "modifier":
+            heading, about = "partition.<modifier>", "Changes to the partition, each a key of its own; off by default."
+        else:
+            heading, about = f"{kind}.name", Config.model_fields[kind].description or ""
+        formatter.write(f"\n{click.style(heading, bold=True)}  {about}\n")
+        formatter.indent()
+        formatter.write_dl(sorted((name, doc) for name, (_, doc) in available(kind).items()))
+        formatter.dedent()
+    click.echo(formatter.getvalue().lstrip())
+    click.echo("In YAML: `local: {name: fedprox, mu: 0.01}`; on the command line: local.name=fedprox local.mu=0.01")
+    click.echo("Your own plug-ins, in any module that Python finds: local.name=package.module:attribute")
+
+
+def main() -> NoReturn:
+    """Run a command; 0: success, 1: a run that failed, 2: input that cannot work, 130: interrupted."""
+    try:
+        commands(prog_name="raysim", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except UserError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except RunError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    sys.exit(0)

@@ -1,0 +1,157 @@
+"""Named data sets: every one gives uint8 images, int64 labels, and a test split that training never sees."""
+
+import pickle
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from raysim.data.files import SplitSeed, TestFraction
+from raysim.data.splits import Labelled, build_split
+from raysim.errors import UserError
+from raysim.records import Split
+
+__all__ = ["cifar10", "cifar100", "digits", "emnist", "fashion_mnist", "labels", "mnist", "svhn"]
+
+# What torchvision raises for files that are missing, cut short or of another format.
+_UNREADABLE = (RuntimeError, OSError, ValueError, EOFError, KeyError, AssertionError, pickle.UnpicklingError)
+
+Root = Annotated[str, Field(description="Folder in which torchvision keeps the data set")]
+Download = Annotated[bool, Field(description="Fetch the data set, once, if it is not there yet")]
+Count = Annotated[int, Field(ge=0)]
+
+
+def digits(*, test_fraction: TestFraction = 0.2, split_seed: SplitSeed = 0) -> Split:
+    """1,797 real handwritten digits of 8 x 8 pixels that come with scikit-learn: no download.
+
+    Grey levels 0..16 become 0..255.  There is no official test split; a fixed fifth of each class is set apart.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
+    data = (images, bunch.target.astype(np.int64))
+    names = [str(d) for d in range(10)]
+    return build_split(
+        "digits", data, None, names, flips=False, test_fraction=test_fraction, split_seed=split_seed, key="data"
+    )
+
+
+def cifar10(*, root: Root = "data", download: Download = False) -> Split:
+    """CIFAR-10 through torchvision: 50,000 + 10,000 colour images of 32 x 32 pixels, 10 classes."""
+    return _torchvision("cifar10", "CIFAR10", root, download, [{"train": True}, {"train": False}], flips=True)
+
+
+def cifar100(*, root: Root = "data", download: Download = False) -> Split:
+    """CIFAR-100 through torchvision: 50,000 + 10,000 colour images of 32 x 32 pixels, 100 classes."""
+    return _torchvision("cifar100", "CIFAR100", root, download, [{"train": True}, {"train": False}], flips=True)
+
+
+def mnist(*, root: Root = "data", download: Download = False) -> Split:
+    """MNIST through torchvision: 60,000 + 10,000 grey digits of 28 x 28 pixels."""
+    return _torchvision("mnist", "MNIST", root, download, [{"train": True}, {"train": False}], flips=False)
+
+
+def fashion_mnist(*, root: Root = "data", download: Download = False) -> Split:
+    """Fashion-MNIST through torchvision: 60,000 + 10,000 grey pictures of clothes, 28 x 28 pixels."""
+    parts = [{"train": True}, {"train": False}]
+    return _torchvision("fashion_mnist", "FashionMNIST", root, download, parts, flips=True)
+
+
+def emnist(
+    *,
+    root: Root = "data",
+    download: Download = False,
+    split: Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"] = "balanced",
+) -> Split:
+    """EMNIST through torchvision: grey handwritten letters and digits of 28 x 28 pixels, turned upright.
+
+    split: one of EMNIST's own; `letters` (numbered 1..26 in the files) becomes 0..25.
+    """
+    parts = [{"split": split, "train": True}, {"split": split, "train": False}]
+    return _torchvision("emnist", "EMNIST", root, download, parts, flips=False)
+
+
+def svhn(*, root: Root = "data", download: Download = False) -> Split:
+    """Street View House Numbers through torchvision: 73,257 + 26,032 colour digits of 32 x 32 pixels."""
+    return _torchvision("svhn", "SVHN", root, download, [{"split": "train"}, {"split": "test"}], flips=False)
+
+
+def _torchvision(
+    name: str, class_name: str, root: str, download: bool, parts: list[dict[str, Any]], flips: bool
+) -> Split:
+    """parts: what selects the training and the test split, in torchvision's words."""
+    import torchvision.datasets
+
+    folder = Path(root).expanduser()
+    loaded: list[Labelled] = []
+    class_names: list[str] | None = None
+    for part in parts:
+        try:
+            source = getattr(torchvision.datasets, class_name)(str(folder), download=download, **part)
+        except _UNREADABLE as error:
+            where = f"data.root = {root!r}: {name} in {folder.absolute()}"
+            if not download:
+                raise UserError(f"{where} is absent or damaged; set data.download=true to fetch it") from error
+            raise UserError(f"{where} could not be fetched ({error}); check the network, or copy it there") from error
+        loaded.append(_uniform_layout(source))
+        class_names = class_names or getattr(source, "classes", None)
+    train, test = loaded
+    if name == "emnist":
+        train, test, class_names = _upright(train, class_names), _upright(test, class_names), _named(class_names)
+    return build_split(name, train, test, class_names, flips=flips, test_fraction=0.2, split_seed=0, key="data.root")
+
+
+def _uniform_layout(source: Any) -> Labelled:
+    """N x channels x H x W and int64 labels, whichever way torchvision keeps this data set."""
+    images = np.asarray(source.data)
+    if images.ndim == 3:
+        images = images[:, None]
+    elif images.shape[-1] == 3 and images.shape[1] != 3:
+        images = images.transpose(0, 3, 1, 2)
+    targets = source.targets if hasattr(source, "targets") else source.labels
+    return np.ascontiguousarray(images), np.asarray(targets).astype(np.int64)
+
+
+def _named(class_names: list[str] | None) -> list[str] | None:
+    """EMNIST's letters start at 1: class 0 is a placeholder without samples."""
+    return class_names[1:] if class_names and class_names[0] == "N/A" else class_names
+
+
+def _upright(data: Labelled, class_names: list[str] | None) -> Labelled:
+    """EMNIST's files hold columns where others hold rows."""
+    images, labels_N = data
+    shift = 1 if _named(class_names) != class_names else 0
+    return np.ascontiguousarray(images.transpose(0, 1, 3, 2)), labels_N - shift
+
+
+def labels(*, counts: list[Count] | dict[Literal["classes", "per_class"], Count]) -> Split:
+    """Class counts without images, so that partitions and budgets can be planned for data that is not at hand.
+
+    counts: samples of each class, as a list or as {classes: 10, per_class: 5000}.  Images have 0 x 0 pixels, and the
+    test split is empty.  Raises UserError for a class without a sample.
+    """
+    if isinstance(counts, dict):
+        missing = {"classes", "per_class"} - set(counts)
+        if missing:
+            raise UserError(f"data.counts = {counts!r}: {', '.join(sorted(missing))} missing; give both numbers")
+        counts = [counts["per_class"]] * counts["classes"]
+    if not counts or min(counts) < 1:
+        raise UserError(f"data.counts = {_shortened(counts)}: every class needs a sample; leave empty ones out")
+    labels_N = np.repeat(np.arange(len(counts)), counts).astype(np.int64)
+    return Split(
+        name="labels",
+        train_images=np.empty((len(labels_N), 1, 0, 0), dtype=np.uint8),
+        train_labels_N=labels_N,
+        test_images=np.empty((0, 1, 0, 0), dtype=np.uint8),
+        test_labels_N=np.empty(0, dtype=np.int64),
+        class_names=tuple(str(c) for c in range(len(counts))),
+        mean=(0.0,),
+        std=(1.0,),
+        flips=False,
+    )
+
+
+def _shortened(counts: list[int]) -> str:
+    return repr(counts) if len(counts) <= 20 else f"[{', '.join(map(str, counts[:20]))}, ...]"

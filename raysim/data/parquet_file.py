@@ -1,0 +1,133 @@
+"""Reading parquet files of encoded images and integer labels."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raysim.data.decode import decode_images
+from raysim.errors import UserError
+from raysim.records import ByteArray, IntArray
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_IMAGE_COLUMNS = ("image", "img")
+_LABEL_COLUMNS = ("label", "fine_label")
+
+
+def existing(path: str) -> Path:
+    """The path, which must exist; a UserError names `data.path` and where it was looked for."""
+    found = Path(path).expanduser()
+    if not found.exists():
+        raise UserError(f"data.path = {path!r}: {found.absolute()} does not exist; give the path of the data")
+    return found
+
+
+def parquet_files(path: str) -> tuple[list[Path], list[Path]]:
+    """(training files, test files)."""
+    root = existing(path)
+    if root.is_file():
+        return [root], []
+    for folder in (root, root / "data"):
+        train = sorted(folder.glob("train-*.parquet")) or sorted(folder.glob("train.parquet"))
+        if train:
+            return train, sorted(folder.glob("test-*.parquet")) or sorted(folder.glob("test.parquet"))
+    present = ", ".join(sorted(p.name for p in root.iterdir())[:8]) or "nothing"
+    raise UserError(
+        f"data.path = {path!r}: no train-*.parquet in {root.absolute()} (it holds {present}); "
+        "give a folder with train-*.parquet and test-*.parquet, or one parquet file"
+    )
+
+
+def read_parquet(
+    files: Sequence[Path], columns: tuple[str | None, str | None]
+) -> tuple[ByteArray, IntArray, list[str] | None]:
+    """(images, labels_N, class names if the file has them) of all files in order."""
+    blobs: list[bytes | None] = []
+    origin: list[str] = []
+    labels: list[IntArray] = []
+    names: list[str] | None = None
+    for file in files:
+        table, image_column, label_column = _read_columns(file, columns)
+        labels.append(_integer_labels(table[label_column], f"data.path: {file}: column {label_column!r}"))
+        blobs += _blobs(table[image_column], f"data.path: {file}: column {image_column!r}")
+        origin += [str(file)] * table.num_rows
+        names = names or _hub_class_names(table, label_column)
+    starts = {name: origin.index(name) for name in dict.fromkeys(origin)}
+    images = decode_images(
+        len(blobs), lambda i: blobs[i], lambda i: f"data.path: {origin[i]}: row {i - starts[origin[i]]}"
+    )
+    return images, np.concatenate(labels), names
+
+
+def _read_columns(file: Path, columns: tuple[str | None, str | None]) -> "tuple[pyarrow.Table, str, str]":
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(file) as opened:
+            present = opened.schema_arrow.names
+            image = _pick(columns[0], _IMAGE_COLUMNS, present, f"data.path: {file}", "image_column")
+            label = _pick(columns[1], _LABEL_COLUMNS, present, f"data.path: {file}", "label_column")
+            return opened.read(columns=[image, label]), image, label
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"data.path: {file} cannot be read as parquet ({error}); give an intact file") from error
+
+
+def _pick(wanted: str | None, usual: Sequence[str], present: Sequence[str], where: str, key: str) -> str:
+    for name in [wanted] if wanted is not None else usual:
+        if name in present:
+            return name
+    looked_for = repr(wanted) if wanted is not None else " or ".join(map(repr, usual))
+    raise UserError(
+        f"{where}: no column {looked_for}; the columns are {', '.join(map(repr, present))}; name one with data.{key}"
+    )
+
+
+def _integer_labels(column: "pyarrow.ChunkedArray", where: str) -> IntArray:
+    import pyarrow
+
+    if not pyarrow.types.is_integer(column.type):
+        raise UserError(f"{where} holds {column.type}, not integers; labels must be whole numbers 0, 1, ..., C-1")
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy())[0])
+        raise UserError(f"{where}: row {row} has no label (null); remove the row or give it a label")
+    return check_labels(column.to_numpy(), where)
+
+
+def check_labels(labels: Any, where: str) -> IntArray:
+    """int64 labels_N from any integer array; UserError that names the row of a negative or huge one."""
+    labels = np.asarray(labels)
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(f"{where} holds {labels.dtype}, not integers; labels must be whole numbers 0, 1, ..., C-1")
+    wrong = np.flatnonzero((labels < 0) | (labels > 1_000_000))
+    if len(wrong):
+        raise UserError(f"{where}: row {wrong[0]} has label {labels[wrong[0]]}; labels must be 0, 1, ..., C-1")
+    return labels.astype(np.int64)
+
+
+def _blobs(column: "pyarrow.ChunkedArray", where: str) -> list[bytes | None]:
+    import pyarrow
+    import pyarrow.compute
+
+    kind = column.type
+    if pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        column = pyarrow.compute.struct_field(column, "bytes")
+        kind = column.type
+    if not (pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind)):
+        raise UserError(f"{where} holds {kind}, not image bytes; name the column of images with data.image_column")
+    blobs: list[bytes | None] = column.to_pylist()
+    return blobs
+
+
+def _hub_class_names(table: "pyarrow.Table", label_column: str) -> list[str] | None:
+    """The names that the hub keeps in the file's metadata, or None."""
+    try:
+        features = json.loads((table.schema.metadata or {})[b"huggingface"])["info"]["features"]
+        names = features[label_column]["names"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return [str(n) for n in names] if isinstance(names, list) else None

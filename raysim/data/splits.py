@@ -1,0 +1,122 @@
+"""From images and labels to a Split: checks, statistics, and fixed class-balanced choices of samples."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from raysim import rng
+from raysim.errors import UserError
+from raysim.records import ByteArray, FloatArray, IntArray, Split
+from raysim.rounding import fraction_of, largest_remainder
+
+Labelled = tuple[ByteArray, IntArray]  # images N x channels x H x W, labels_N
+
+
+def build_split(
+    name: str,
+    train: Labelled,
+    test: Labelled | None,
+    class_names: Sequence[str] | None,
+    *,
+    flips: bool,
+    test_fraction: float,
+    split_seed: int,
+    key: str = "data.path",
+) -> Split:
+    """A checked Split; without a test split, `test_fraction` of each class is set apart, the same for equal seeds.
+
+    Raises UserError (naming `key`) where there is no image, a class has no training image, or a label has no name.
+    """
+    if test is None:
+        train, test = _set_apart(train, test_fraction, split_seed)
+    if len(train[1]) == 0:
+        raise UserError(f"{key}: {name} holds no training image; give a data set that has some")
+    if test[0].shape[1:] != train[0].shape[1:] and len(test[1]):
+        raise UserError(
+            f"{key}: training images are {_size(train[0])} and test images {_size(test[0])}; bring them to one size"
+        )
+    highest = int(max(train[1].max(), test[1].max(initial=0)))
+    names = tuple(class_names) if class_names is not None else tuple(str(c) for c in range(highest + 1))
+    if highest >= len(names):
+        raise UserError(f"{key}: label {highest} has no name; the data set names only {len(names)} classes (0..)")
+    missing = np.flatnonzero(np.bincount(train[1], minlength=len(names)) == 0)
+    if len(missing):
+        raise UserError(
+            f"{key}: {name} has no training image of class {', '.join(map(str, missing[:5]))}"
+            f"{' ...' if len(missing) > 5 else ''} of its {len(names)} classes; number classes 0, 1, ... without gaps"
+        )
+    mean, std = channel_statistics(train[0])
+    return Split(name, train[0], train[1], test[0], test[1], names, mean, std, flips)
+
+
+def _size(images: ByteArray) -> str:
+    return " x ".join(map(str, images.shape[1:]))
+
+
+def _set_apart(data: Labelled, fraction: float, seed: int) -> tuple[Labelled, Labelled]:
+    """(train, test): round(fraction * n) of each class of n go to the test split, but never all of a class."""
+    images, labels_N = data
+    counts_C = np.bincount(labels_N)
+    take_C = np.array([max(0, min(fraction_of(fraction, int(n)), int(n) - 1)) for n in counts_C], dtype=np.int64)
+    chosen = choose(labels_N, take_C, rng.stream(seed, rng.SPLIT, 0))
+    rest = np.setdiff1d(np.arange(len(labels_N)), chosen)
+    return (images[rest], labels_N[rest]), (images[chosen], labels_N[chosen])
+
+
+def choose(labels_N: IntArray, take_C: IntArray, generator: np.random.Generator) -> IntArray:
+    """Rows, in ascending order, with take_C[c] samples of each class c, drawn without replacement."""
+    rows = [
+        generator.choice(np.flatnonzero(labels_N == c), size=int(take), replace=False) for c, take in enumerate(take_C)
+    ]
+    return np.sort(np.concatenate(rows)) if rows else np.empty(0, dtype=np.int64)
+
+
+def subset(split: Split, train_samples: int | None, test_samples: int | None) -> Split:
+    """A fixed, class-balanced part of a data set: the same rows for every seed of a run.
+
+    Classes keep their proportions (equal numbers where the data set is balanced), at least one sample each in training.
+    Mean and standard deviation are those of the smaller training split.  None keeps a split whole.
+    Raises UserError naming `data.train_samples` or `data.test_samples` if there are fewer, or fewer than classes.
+    """
+    changed = split
+    if train_samples is not None:
+        rows = _subset_rows(split.train_labels_N, split.classes, train_samples, "data.train_samples", at_least=1)
+        images = split.train_images[rows]
+        mean, std = channel_statistics(images)
+        changed = replace(changed, train_images=images, train_labels_N=split.train_labels_N[rows], mean=mean, std=std)
+    if test_samples is not None:
+        rows = _subset_rows(split.test_labels_N, split.classes, test_samples, "data.test_samples", at_least=0)
+        changed = replace(changed, test_images=split.test_images[rows], test_labels_N=split.test_labels_N[rows])
+    return changed
+
+
+def _subset_rows(labels_N: IntArray, classes: int, samples: int, key: str, at_least: int) -> IntArray:
+    least = max(1, classes * at_least)
+    if not least <= samples <= len(labels_N):
+        raise UserError(
+            f"{key} = {samples}: the data set has {len(labels_N)} such images of {classes} classes; "
+            f"use a number in {least}..{len(labels_N)}"
+        )
+    counts_C = np.bincount(labels_N, minlength=classes).astype(np.int64)
+    take_C = at_least + largest_remainder(counts_C - at_least, samples - classes * at_least)
+    return choose(labels_N, take_C, rng.stream(0, rng.SPLIT, 1 + at_least))
+
+
+def channel_statistics(images: ByteArray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(mean, standard deviation) per channel of uint8 images scaled to [0, 1], exact, without a float copy of them.
+
+    A constant channel has standard deviation 1, so that dividing by it changes nothing.
+    """
+    value_256: FloatArray = np.arange(256) / 255.0
+    means, stds = [], []
+    for channel in range(images.shape[1]):
+        histogram = np.zeros(256, dtype=np.int64)
+        for start in range(0, len(images), 4096):
+            histogram += np.bincount(images[start : start + 4096, channel].ravel(), minlength=256)
+        pixels = max(int(histogram.sum()), 1)
+        mean = float(histogram @ value_256) / pixels
+        std = float(np.sqrt(histogram @ (value_256 - mean) ** 2 / pixels))
+        means.append(mean)
+        stds.append(std if std > 0 else 1.0)
+    return tuple(means), tuple(stds)

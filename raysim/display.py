@@ -1,0 +1,258 @@
+"""What a person sees of a run: a live bar on a terminal, plain lines in a log, and the summary at the end."""
+
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+WIDTH = 100
+PLAIN_EVERY_S = 1.0
+PHASES = ("start", "generate", "train", "evaluate", "track")
+BARS = "▁▂▃▄▅▆▇█"
+
+
+class Display:
+    """Progress of a run, on a terminal as one live bar below the lines, elsewhere as lines of their own.
+
+    stream: standard output by default.  live: whether to draw the bar; by default, if the stream is a terminal.
+    A context manager; `close` stops the bar.
+    """
+
+    def __init__(self, stream: TextIO | None = None, live: bool | None = None) -> None:
+        self._stream = stream or sys.stdout
+        capable = self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+        self._live = capable if live is None else live
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._phase = ""
+        self._began_s = self._shown_s = -math.inf
+        self._done_before = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def line(self, text: str) -> None:
+        """Print a line that stays, at once."""
+        text = _encodable(text, self._stream)
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def phase(self, name: str) -> None:
+        """Begin a phase: its name heads the bar, or the lines, from now on."""
+        self.close()
+        self._phase, self._began_s, self._shown_s, self._done_before = name, time.monotonic(), -math.inf, -1
+
+    def advance(self, done: int, total: int, text: str = "") -> None:
+        """Show that `done` of `total` are done; the time left follows from the pace of this phase."""
+        now_s = time.monotonic()
+        if self._done_before < 0:
+            self._done_before, self._began_s = done, now_s
+        pace = (now_s - self._began_s) / max(1, done - self._done_before)
+        eta_s = pace * (total - done) if done > self._done_before else None
+        self._show(done, total, text, eta_s)
+
+    def round(self, round: int, rounds: int, metrics: Mapping[str, float], eta_s: float | None) -> None:
+        """Show a finished round with its metrics, for instance {"accuracy": 0.95, "loss": 0.1}."""
+        shown = ", ".join(f"{name} {_number(value)}" for name, value in metrics.items())
+        self._show(round, rounds, shown, eta_s)
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        """Print what came out of the run, from the content of summary.json; keys that are missing are left out."""
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        self.close()
+        console = Console(file=self._stream, markup=False, highlight=False, emoji=False)
+        console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
+        blocks = not _encodable(BARS, self._stream).startswith("?")
+        console.print()
+        console.rule(Text(_encodable(_title(summary), self._stream), style="bold"), characters="─" if blocks else "-")
+        table = Table.grid(padding=(0, 2), pad_edge=False)
+        table.add_column(style="cyan", no_wrap=True)
+        table.add_column(overflow="fold")
+        for label, value in _rows(summary, blocks):
+            table.add_row(Text(label), Text(_encodable(value, self._stream)))
+        with console.capture() as captured:
+            console.print(table)
+        self._stream.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+        # whole lines, never folded: they are there to be copied
+        for label, value in _places(summary):
+            console.print(Text.assemble((f"{label:<10}", "cyan"), _encodable(value, self._stream)), soft_wrap=True)
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Stop the bar and leave the cursor on a line of its own."""
+        if self._progress is not None:
+            self._progress.stop()
+        self._progress = self._task = None
+
+    def _show(self, done: int, total: int, text: str, eta_s: float | None) -> None:
+        left = "" if eta_s is None or done >= total or not math.isfinite(eta_s) else f"{duration(eta_s)} left"
+        if self._live:
+            self._draw(done, total, "  ".join(part for part in (text, left) if part))
+            return
+        now_s = time.monotonic()
+        if now_s - self._shown_s < PLAIN_EVERY_S and done < total:
+            return
+        self._shown_s = now_s
+        self.line(", ".join(part for part in (f"{self._phase} {done:,}/{total:,}", text, left) if part))
+
+    def _draw(self, done: int, total: int, text: str) -> None:
+        if self._progress is None or self._task is None:
+            self._progress = _progress(self._stream)
+            self._task = self._progress.add_task(self._phase, total=total, note="")
+            self._progress.start()
+        self._progress.update(self._task, completed=done, total=total, note=_encodable(text, self._stream))
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the words of a clock: 4.2 s, 3 min 20 s, 2 h 05 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _progress(stream: TextIO) -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    return Progress(
+        TextColumn("{task.description}", style="bold", markup=False),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        console=Console(file=stream, force_terminal=True, markup=False, highlight=False, emoji=False),
+        refresh_per_second=5,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+
+
+def _title(summary: Mapping[str, Any]) -> str:
+    parts = [summary.get("dataset"), summary.get("policy") and f"{summary['policy']} images"]
+    parts += [summary.get("rule") and f"{summary['rule']} weights"]
+    what = ", ".join(str(part) for part in parts if part)
+    status = summary.get("status")
+    return f"raysim: {what}" + (f" - {status}" if status and status != "FINISHED" else "")
+
+
+def _rows(summary: Mapping[str, Any], blocks: bool) -> list[tuple[str, str]]:
+    rows = [
+        ("Accuracy", _accuracy(summary)),
+        ("Clients", _clients(summary, blocks)),
+        ("Skew", _skew(summary, blocks)),
+        ("Images", _images(summary)),
+        *_time(summary, blocks),
+        *(("Note", str(note)) for note in summary.get("notes") or []),
+    ]
+    return [(label, value) for label, value in rows if value]
+
+
+def _accuracy(summary: Mapping[str, Any]) -> str:
+    final, best, area = (summary.get(key) for key in ("final_accuracy", "best_accuracy", "accuracy_auc"))
+    if final is None and best is None:
+        return "not measured"
+    parts = [f"{_number(final)} after round {summary.get('rounds')}"] if final is not None else []
+    parts += [f"best {_number(best)} in round {summary.get('best_round')}"] if best is not None else []
+    parts += [f"{_number(area)} on average over the rounds (AUC)"] if area is not None else []
+    return ", ".join(parts)
+
+
+def _clients(summary: Mapping[str, Any], blocks: bool) -> str:
+    sizes = [int(size) for size in summary.get("sizes_K") or []]
+    text = f"{summary['clients']:,} with {summary.get('n_real', 0):,} real images" if "clients" in summary else ""
+    if sizes:
+        least, most = min(sizes), max(sizes)
+        text += f"; smallest {least:,} (client {sizes.index(least)}), largest {most:,} (client {sizes.index(most)})"
+        text += _profile(sizes, max(sizes), blocks)
+    return text
+
+
+def _skew(summary: Mapping[str, Any], blocks: bool) -> str:
+    entropy = sorted(float(value) for value in summary.get("entropy_K") or [])
+    if not entropy:
+        return ""
+    middle = (entropy[(len(entropy) - 1) // 2] + entropy[len(entropy) // 2]) / 2
+    text = f"label entropy {entropy[0]:.2f} min, {middle:.2f} median, {entropy[-1]:.2f} max"
+    return f"{text} (0: one class, 1: all alike){_profile(entropy, 1.0, blocks)}"
+
+
+def _images(summary: Mapping[str, Any]) -> str:
+    made, full = summary.get("n_synthetic"), summary.get("n_synthetic_full_balance")
+    if made is None:
+        return ""
+    text = f"{made:,} synthetic" if made else "none made"
+    if full:
+        saved = f", {made / full:.1%} of the {full:,} that full balance takes" if made else f"; full balance: {full:,}"
+        text += saved
+    rate = summary.get("images_per_s")
+    return text + (f", made at {rate:,.1f} a second" if made and rate else "")
+
+
+def _time(summary: Mapping[str, Any], blocks: bool) -> list[tuple[str, str]]:
+    seconds = {key: float(value) for key, value in (summary.get("seconds") or {}).items()}
+    total = seconds.get("total") or sum(seconds.values())
+    if not total:
+        return []
+    named = [phase for phase in PHASES if phase in seconds]
+    named += sorted(seconds.keys() - {*named, "total"})
+    other = total - sum(seconds[phase] for phase in named)
+    parts = [(phase, seconds[phase]) for phase in named] + ([("other", other)] if other > 0.05 * total else [])
+    full = "█" if blocks else "#"
+    rows = [("Time", duration(total))]
+    return rows + [("", f"{name:<9}{duration(s):>14}  {full * round(40 * min(1.0, s / total))}") for name, s in parts]
+
+
+def _places(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [("Files", _near(summary["run_directory"]))] if summary.get("run_directory") else []
+    uri = summary.get("mlflow_uri") or "none"
+    if uri.startswith("http"):
+        rows.append(("MLflow", f"{uri} (run {summary.get('mlflow_run_id')})"))
+    elif uri != "none":
+        rows.append(("MLflow", f"mlflow ui --backend-store-uri {shlex.quote(uri)}"))
+    return rows
+
+
+def _near(path: str | Path) -> str:
+    """The path as seen from the working directory, if it is below it."""
+    absolute = Path(path).absolute()
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)
+
+
+def _profile(values: Sequence[float], most: float, blocks: bool) -> str:
+    """A bar for each value, sorted, at most 40 of them; empty where the terminal cannot draw bars."""
+    if not blocks or len(values) < 2 or most <= 0:
+        return ""
+    ordered = sorted(values)
+    picked = [ordered[i * (len(ordered) - 1) // min(39, len(ordered) - 1)] for i in range(min(40, len(ordered)))]
+    return "\n" + "".join(BARS[min(7, max(0, round(7 * value / most)))] for value in picked)
+
+
+def _number(value: Any) -> str:
+    """Four decimals for a number between -10 and 10, four figures beyond."""
+    number = math.nan if value is None else float(value)
+    return f"{number:.4f}" if abs(number) < 10 else f"{number:.4g}"
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    """The text with what the stream cannot write replaced by question marks."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)

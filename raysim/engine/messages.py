@@ -1,0 +1,66 @@
+"""What the driver and its workers say to each other, besides the records of `raysim.records`."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from raysim.records import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plug-in by kind and name with its checked parameters; found again in the process that uses it."""
+
+    kind: str
+    name: str
+    params: dict[str, Any]
+
+    def build(self, *positional: Any) -> Any:
+        """Call it with what the engine supplies and the user's parameters."""
+        from raysim.plugins import resolve
+
+        return resolve(self.kind, self.name)(*positional, **self.params)
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """Everything a worker needs to take part; a replacement for a dead worker gets the same.
+
+    measure: statistics of a trained client beyond loss and norm, with their options, such as {"oui": {...}}.
+    kept_bytes_limit: updates beyond this many bytes wait in the object store, which spills to disk.
+    """
+
+    seed: int
+    model: Plugin
+    local: Plugin
+    augment: tuple[str, ...] = ()
+    bf16: bool = False
+    measure: dict[str, dict[str, Any]] = field(default_factory=dict)
+    kept_bytes_limit: int = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Share:
+    """How much one client counts in each of a round's sums: its update, its float buffers, its further vectors."""
+
+    update: float
+    buffers: float
+    extra: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client's work raised; plain text, because not every exception survives a trip between processes."""
+
+    client: int
+    cause: str
+    diverged: bool = False
+
+
+@dataclass(frozen=True)
+class PartialSum:
+    """A worker's part of a round's sums, in grid units (`engine.reduce`); counters: the element-wise maximum."""
+
+    params_P: FloatArray
+    buffers_F: FloatArray
+    counters: IntArray
+    extra: dict[str, FloatArray]

@@ -1,0 +1,82 @@
+"""How many workers fit where: arithmetic, shown before it runs; what cannot be placed is refused, never waited for."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from raysim.errors import UserError
+
+
+@dataclass(frozen=True)
+class Node:
+    """What one machine offers: a name for messages, CPU cores and GPUs."""
+
+    name: str
+    cpus: int
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """workers in all, each with a share of a GPU (0: CPU only)."""
+
+    workers: int
+    gpus_per_worker: float
+
+    @property
+    def device(self) -> str:
+        return "cuda" if self.gpus_per_worker > 0 else "cpu"
+
+    def __str__(self) -> str:
+        noun = "worker" if self.workers == 1 else "workers"
+        if self.gpus_per_worker == 0:
+            return f"{self.workers} {noun} on CPU"
+        return f"{self.workers} {noun} with {self.gpus_per_worker:g} GPU each"
+
+
+def local_node() -> Node:
+    """This machine, as far as this process may use it."""
+    import torch
+
+    return Node("this machine", len(os.sched_getaffinity(0)), torch.cuda.device_count())
+
+
+def place(
+    nodes: Sequence[Node], workers: Literal["auto"] | int, share: Literal["auto"] | float, more_than_cores: bool = False
+) -> Placement:
+    """The workers that fit on `nodes`; UserError with the numbers where the request does not fit.
+
+    A share below one packs floor(1 / share) workers on a GPU, never across GPUs; a share above one must be whole and
+    takes that many GPUs of one node. A CPU worker takes a core; more_than_cores: unless asked for by number.
+    """
+    gpus = sum(n.gpus for n in nodes)
+    where = ", ".join(f"{n.name}: {n.gpus} GPU, {n.cpus} CPU" for n in nodes)
+    if isinstance(share, str):
+        share = min(1.0, gpus / workers) if gpus and isinstance(workers, int) else float(gpus > 0)
+    if share == 0:
+        cores = sum(n.cpus for n in nodes)
+        if workers != "auto" and workers > cores and not more_than_cores:
+            raise UserError(
+                f"resources.workers = {workers}: each worker takes a CPU core, and there are {cores} ({where}); set it "
+                f"to at most {cores}"
+            )
+        return Placement(max(1, cores) if workers == "auto" else workers, 0.0)
+    if gpus == 0:
+        raise UserError(f"resources.gpus_per_worker = {share:g}: no GPU was found ({where}); set it to 0 to run on CPU")
+    if share > 1 and share != int(share):
+        raise UserError(f"resources.gpus_per_worker = {share:g}: shares above 1 must be whole numbers of GPUs")
+    per_gpu = math.floor(1 / share + 1e-9) if share <= 1 else 0
+    fit = sum(n.gpus * per_gpu if share <= 1 else n.gpus // int(share) for n in nodes)
+    if fit == 0:
+        raise UserError(f"resources.gpus_per_worker = {share:g}: no node has that many GPUs ({where})")
+    if workers == "auto":
+        return Placement(fit, share)
+    if workers > fit:
+        packs = f"one GPU holds floor(1 / {share:g}) = {per_gpu}" if share <= 1 else f"each takes {share:g} GPUs"
+        raise UserError(
+            f"resources.workers = {workers} with gpus_per_worker = {share:g} do not fit: {packs}, so {fit} fit in all "
+            f"({where}); set resources.workers to at most {fit}, or a smaller share"
+        )
+    return Placement(workers, share)

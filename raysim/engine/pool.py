@@ -1,0 +1,228 @@
+"""The pool of workers: hands out work longest first, two calls in flight per worker, and replaces workers that die."""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from raysim.config import Resources
+from raysim.engine.placement import Placement
+from raysim.engine.worker import Worker
+from raysim.errors import RunError, UserError
+
+IN_FLIGHT = 2
+START_FAILURES = 3  # workers that die one after another before any comes up
+
+
+@dataclass
+class Item:
+    """A piece of work: what it is, how long it takes in comparison, what to call it in a message."""
+
+    payload: Any
+    cost: float
+    name: str
+    attempts: int = 0
+
+
+@dataclass
+class _Call:
+    ref: Any
+    items: list[Item]
+
+
+@dataclass
+class _Member:
+    """One worker process; a replacement is a new member with a new id."""
+
+    id: int
+    actor: Any
+    ready_ref: Any
+    ready: bool = False
+    calls: deque[_Call] = field(default_factory=deque)
+    since: float = 0.0  # when the call at the head of `calls` began, or the start of the process
+
+
+Submit = Callable[[Any, list[Any]], Any]
+"""(actor, payloads) -> object reference."""
+
+
+class Pool:
+    """Ray actors that take calls; knows nothing of what the calls do."""
+
+    def __init__(self, placement: Placement, resources: Resources) -> None:
+        self.placement, self.resources = placement, resources
+        self.members: dict[int, _Member] = {}
+        self.lost = 0
+        self._next_id, self._failed_starts = 0, 0
+        self._configuration: tuple[Any, ...] | None = None
+        gpu = placement.gpus_per_worker
+        self._factory: Any = ray.remote(Worker).options(
+            num_cpus=1 if gpu == 0 else 0, num_gpus=gpu, max_restarts=0, max_task_retries=0
+        )
+        for _ in range(placement.workers):
+            self._start()
+
+    def configure(self, *arguments: Any) -> None:
+        """Send `Worker.configure(*arguments)` to every worker, and to each that joins later before anything else."""
+        self._configuration = arguments
+        for member in self.members.values():
+            member.ready_ref = member.actor.configure.remote(*arguments)
+            member.ready, member.since = False, time.monotonic()
+
+    def _start(self) -> None:
+        actor = self._factory.remote(self.placement.device, self.resources.threads_per_worker, sys.path)
+        first = actor.describe.remote() if self._configuration is None else actor.configure.remote(*self._configuration)
+        self.members[self._next_id] = _Member(self._next_id, actor, first, since=time.monotonic())
+        self._next_id += 1
+
+    def map(
+        self, items: Iterable[Item], submit: Submit, on_lost: Callable[[int], Sequence[Item]] = lambda _: ()
+    ) -> Iterator[tuple[int, list[Item], Any]]:
+        """Do all items, longest first; yields (worker id, items, answer) as calls end, in any order.
+
+        Items travel in chunks that shrink as the work runs out (guided self-scheduling). The items of a dead or
+        overdue worker are done again elsewhere, together with those that `on_lost(worker id)` asks for: work that was
+        done but whose fruit that worker still held. Raises RunError naming an item that failed max_retries + 1 times.
+        """
+        queue = sorted(items, key=lambda item: item.cost)
+        while queue or any(m.calls for m in self.members.values()):
+            self._hand_out(queue, submit)
+            for member, outcome in self._wait():
+                if isinstance(outcome, _Lost):
+                    again = self._requeue(member, outcome.cause)
+                    queue.extend([*again, *on_lost(member.id)])
+                    queue.sort(key=lambda item: item.cost)
+                    continue
+                call = member.calls.popleft()
+                member.since = time.monotonic()
+                self._hand_out(queue, submit)
+                yield member.id, call.items, outcome
+
+    def ask(self, questions: Mapping[int, Submit]) -> tuple[dict[int, Any], list[int]]:
+        """One call to each of these workers, all at once: (answers by worker, workers that were lost)."""
+        answers: dict[int, Any] = {}
+        lost = [id_ for id_ in questions if id_ not in self.members]
+        for id_, submit in questions.items():
+            if id_ in self.members:
+                member = self.members[id_]
+                member.calls.append(_Call(submit(member.actor, []), []))
+                member.since = time.monotonic()
+        while any(m.calls for m in self.members.values()):
+            for member, outcome in self._wait():
+                if isinstance(outcome, _Lost):
+                    lost.append(member.id)
+                else:
+                    member.calls.popleft()
+                    answers[member.id] = outcome
+        return answers, lost
+
+    def call_any(self, submit: Submit, name: str) -> Any:
+        """The answer of whichever worker is free first."""
+        return next(answer for _, _, answer in list(self.map([Item(None, 1.0, name)], submit)))
+
+    def tell(self, submit: Callable[[Any], Any]) -> None:
+        """Send every worker a call whose answer does not matter."""
+        for member in self.members.values():
+            submit(member.actor)
+
+    def _hand_out(self, queue: list[Item], submit: Submit) -> None:
+        ready = [m for m in self.members.values() if m.ready]
+        for depth in range(1, IN_FLIGHT + 1):
+            for member in ready:
+                if queue and len(member.calls) < depth:
+                    chunk = _chunk(queue, len(ready))
+                    if not member.calls:
+                        member.since = time.monotonic()
+                    member.calls.append(_Call(submit(member.actor, [i.payload for i in chunk]), chunk))
+
+    def _wait(self) -> list[tuple[_Member, Any]]:
+        """Block until something happens; (member, answer or _Lost) for each call that ended, dead members replaced."""
+        busy = [m for m in self.members.values() if m.calls or not m.ready]
+        waiting = {m.calls[0].ref if m.ready else m.ready_ref: m for m in busy}
+        now = time.monotonic()
+        patience = min(m.since + self._limit(m) for m in waiting.values()) - now
+        done, _ = ray.wait(list(waiting), num_returns=1, timeout=max(0.0, patience))
+        if done and len(waiting) > 1:
+            done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
+        events: list[tuple[_Member, Any]] = []
+        for ref in done:
+            member = waiting[ref]
+            try:
+                outcome = ray.get(ref)
+            except RayActorError as error:
+                outcome = self._bury(member, f"its worker died ({_first_line(error)})")
+            except RayTaskError as error:
+                raise _plain(error, member.calls[0].items if member.calls else []) from None
+            if not member.ready and not isinstance(outcome, _Lost):
+                member.ready, self._failed_starts = True, 0
+            elif member.calls or isinstance(outcome, _Lost):
+                events.append((member, outcome))
+        now = time.monotonic()
+        for ref, member in waiting.items():
+            if ref not in done and now > member.since + self._limit(member):
+                events.append((member, self._bury(member, f"it took longer than {self._limit(member):g} s")))
+        return events
+
+    def _limit(self, member: _Member) -> float:
+        if not member.ready:
+            return self.resources.start_timeout_s
+        return self.resources.task_timeout_s * max(1, len(member.calls[0].items))
+
+    def _bury(self, member: _Member, cause: str) -> "_Lost":
+        """Forget a worker, make sure that it is dead, and start another in its place."""
+        del self.members[member.id]
+        self.lost += 1
+        ray.kill(member.actor)
+        if not member.ready:
+            self._failed_starts += 1
+            if self._failed_starts > START_FAILURES:
+                raise RunError(f"{self._failed_starts} workers in a row did not start; the last: {cause}")
+        self._start()
+        return _Lost(cause)
+
+    def _requeue(self, member: _Member, cause: str) -> list[Item]:
+        if member.calls:
+            for item in member.calls[0].items:  # only these had begun
+                item.attempts += 1
+                if item.attempts > self.resources.max_retries:
+                    raise RunError(f"{item.name} failed {item.attempts} times; the last time {cause}")
+        return [item for call in member.calls for item in call.items]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Process id, node and device of each worker that is up."""
+        answers, _ = self.ask({m.id: lambda actor, _: actor.describe.remote() for m in self.members.values()})
+        return list(answers.values())
+
+
+@dataclass(frozen=True)
+class _Lost:
+    cause: str
+
+
+def _chunk(queue: list[Item], workers: int) -> list[Item]:
+    """Take items off the long end of the queue: a share of what is left, never more than one that failed before."""
+    target = sum(item.cost for item in queue) / (IN_FLIGHT * workers)
+    chunk = [queue.pop()]
+    cost = chunk[0].cost
+    while queue and not chunk[0].attempts and not queue[-1].attempts and cost + queue[-1].cost <= target:
+        chunk.append(queue.pop())
+        cost += chunk[-1].cost
+    return chunk
+
+
+def _plain(error: RayTaskError, items: list[Item]) -> Exception:
+    """What a call raised, without Ray's wrapping: the user's mistakes as such, anything else with the work it hit."""
+    cause = error.cause
+    if isinstance(cause, UserError):
+        return UserError(str(cause))
+    what = items[0].name if items else "a call to a worker"
+    return RunError(f"{what} failed: {type(cause).__name__}: {cause}")
+
+
+def _first_line(error: RayError) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,60 @@
+"""Exact, hence order-free, sums over clients.
+
+An addend w * d is rounded once to a multiple of a fixed grid g = 2^-bits and held in float64 as a whole number of grid
+units. Float64 adds whole numbers below 2^53 without rounding, so as long as no partial sum reaches 2^53 units, any
+grouping and order of the addends gives the same bits.
+
+No partial sum can. Values are refused unless |d| <= limit = 2^(50 - bits), weights unless sum |w| <= MAX_WEIGHT = 4, so a
+partial sum of K addends is at most 4 * limit / g + K / 2 units (rounding moves each addend by half a unit at the most):
+2^52 + K / 2 < 2^53 for every K < 2^53. What the grid costs is that half unit: the error of a sum of K addends is at most
+K g / 2. Scaling by 2^bits is exact, and the product w * d is rounded once to float64 before it is rounded to the grid, a
+pure function of (w, d).
+
+Parameters: g = 2^-40, |d| <= 2^10; the error of a sum over 1,000 clients is below 5e-10, a hundredth of the spacing of
+float32 numbers around 1. Floating-point buffers (running means and variances) may be large: g = 2^-24, |d| <= 2^26.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.records import FloatArray
+
+PARAM_BITS = 40
+BUFFER_BITS = 24
+MAX_WEIGHT = 4.0
+
+
+def limit(bits: int) -> float:
+    """The largest absolute value that may enter a sum on this grid."""
+    return float(2.0 ** (50 - bits))
+
+
+def within(values: Tensor, bits: int) -> bool:
+    """Whether every value is finite and inside the range in which sums are exact."""
+    return values.numel() == 0 or bool(values.abs().max() <= limit(bits))  # a comparison with nan is False
+
+
+class ExactSum:
+    """A running weighted sum of float32 vectors; `units` is the sum so far, in grid units, exact."""
+
+    def __init__(self, size: int, bits: int, device: str = "cpu") -> None:
+        self.bits = bits
+        self.units = torch.zeros(size, dtype=torch.float64, device=device)
+        self._scratch = torch.empty_like(self.units)
+
+    def add(self, values: Tensor, weight: float) -> None:
+        """Add weight * values, rounded once to the grid; `values` must have passed `within`."""
+        torch.mul(values.to(torch.float64), weight * 2.0**self.bits, out=self._scratch)
+        self.units.add_(self._scratch.round_())
+
+
+def total(parts: list[FloatArray], bits: int) -> FloatArray:
+    """The sum of partial sums in grid units, as ordinary numbers; the order of the parts does not matter."""
+    return np.sum(parts, axis=0) * 2.0**-bits
+
+
+def check_weights(w_K: FloatArray) -> None:
+    """Raise ValueError for weights that are not finite or too large for an exact sum."""
+    if not np.isfinite(w_K).all() or np.abs(w_K).sum() > MAX_WEIGHT:
+        raise ValueError(f"weights must be finite with a sum of absolute values up to {MAX_WEIGHT}, not {w_K.tolist()}")

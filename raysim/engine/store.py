@@ -1,0 +1,15 @@
+"""The object store: what the driver puts there belongs to the driver and outlives every worker."""
+
+from typing import Any
+
+import ray
+
+
+def put(value: Any) -> Any:
+    """A reference to a value, readable by every worker as shared memory."""
+    return ray.put(value)
+
+
+def get(reference: Any) -> Any:
+    """The value of a reference; its arrays are shared memory, not to be written to."""
+    return ray.get(reference)

@@ -1,0 +1,263 @@
+"""The actor: one resident model and the whole data set, mapped read-only; trains, sums, evaluates and generates."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+
+from raysim import rng
+from raysim.engine.messages import Failure, PartialSum, Plugin, Share, WorkerSetup
+from raysim.records import ByteArray, ClientReport, ClientTask, FloatArray, IntArray, ModelState, Partition, Split
+
+if TYPE_CHECKING:
+    import torch
+
+    from raysim.evaluation import ChunkResult
+
+Answer = tuple[ClientReport | Failure, dict[str, Any] | None]
+"""A client's report or failure, and its new state where the algorithm keeps one."""
+
+
+class Worker:
+    """One actor. Calls run one after another; nothing it holds cannot be made again elsewhere."""
+
+    def __init__(self, device: str, threads: int, search_path: Sequence[str] = ()) -> None:
+        """search_path: where the driver finds modules, so that plug-ins of the user's own are found here too."""
+        sys.path.extend(p for p in search_path if p not in sys.path)
+        if device == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray shows every GPU to an actor that owns none
+        import torch
+
+        torch.set_num_threads(threads)
+        if device != "cpu":
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        self.device = device
+        self.generator: Any = None
+
+    def describe(self) -> dict[str, Any]:
+        """Process id, node and device of this worker."""
+        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "device": self.device}
+
+    def configure(self, setup: WorkerSetup, split: Split, partition: Partition) -> None:
+        """Build the model and take hold of the shared data."""
+        from raysim.flat_model import FlatModel, ImageScale, build_model
+
+        self.setup, self.split, self.partition = setup, split, partition
+        module = build_model(setup.model.build, split.channels, split.image_size, split.classes, setup.seed)
+        self.model = FlatModel(module, self.device)
+        self.algorithm = setup.local.build()
+        self.scale = ImageScale(split.mean, split.std, "crop" in setup.augment, "flip" in setup.augment)
+        self._forget(-1)
+
+    def _forget(self, round_: int) -> None:
+        self.round = round_
+        self.kept: dict[int, Any] = {}
+        self.kept_bytes = 0
+        self.running: _Sums | None = None
+
+    # Training
+
+    def train(
+        self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], shares: Sequence[Share] | None
+    ) -> list[Answer]:
+        """Train clients one after another; keep their updates, or add them to a running sum if `shares` are known."""
+        if round_ != self.round:
+            self._forget(round_)
+        answers: list[Answer] = []
+        for i, task in enumerate(tasks):
+            try:
+                report, update, client_state = self._train_one(task, state)
+            except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the driver names client and round
+                diverged = isinstance(error, ArithmeticError)
+                cause = str(error) if diverged else f"{type(error).__name__}: {error}"
+                answers.append((Failure(task.client, cause, diverged), None))
+                continue
+            if shares is None:
+                self._keep(task.client, update)
+            else:
+                if self.running is None:
+                    self.running = _Sums(update)
+                self.running.add(update, shares[i])
+            answers.append((report, client_state))
+        return answers
+
+    def _train_one(
+        self, task: ClientTask, state: "ModelState"
+    ) -> tuple[ClientReport, dict[str, "torch.Tensor"], dict[str, Any] | None]:
+        import torch
+
+        from raysim.training import Job, client_data, train_client
+
+        k, seed = task.client, self.setup.seed
+        rows_N, labels_N = self.partition.client(k)
+        synthetic = None if task.synthetic is None else ray.get(task.synthetic)
+        noise_std = float(self.partition.input_noise_K[k])
+        noise_rng = rng.stream(seed, rng.MODIFIER, k) if noise_std else None
+        data = client_data(
+            self.split.train_images, rows_N, labels_N, synthetic, task.quota_C, noise_std, noise_rng
+        )
+        self.model.load(state)
+        job = Job(
+            self.model,
+            self.model.params_P.detach().clone(),
+            self.algorithm.learning_rate(self.round),
+            self.round,
+            k,
+            len(data.labels_N),
+            extra={name: torch.from_numpy(v.copy()).to(self.device) for name, v in state.extra.items()},
+            state=None if task.state is None else _tensors(ray.get(task.state), self.device),
+        )
+        result = train_client(job, self.algorithm, data, self.scale, seed, self.setup.bf16)
+        delta_P = self.model.params_P.detach() - job.start_P
+        update = {"delta": delta_P, "buffers": self.model.buffers_F.clone(), "counters": self.model.counters.clone()}
+        update.update({name: job.kept[name] for name in self.algorithm.summed})
+        norm = _check(result.loss, update)
+        report = ClientReport(
+            k, task.n_real, task.n_synthetic, result.steps, self.algorithm.effective_steps(job), result.loss, norm,
+            result.seconds, self._measure(k, data),
+        )
+        arrays = {name: t.cpu().numpy() for name, t in result.state.items()} if result.state is not None else None
+        return report, update, arrays
+
+    def _measure(self, k: int, data: Any) -> dict[str, float]:
+        """Statistics of the trained client; they read the model and change nothing."""
+        spec = self.setup.measure.get("oui")
+        if spec is None:
+            return {}
+        import torch
+
+        from raysim.activation import measure_oui, measure_oui_by_layer
+
+        size = spec["probe_size"]
+        if spec["probe"] == "shared":
+            n = len(self.split.train_images)
+            rows = rng.stream(self.setup.seed, rng.PROBE).choice(n, size, replace=n < size)
+            images = self.split.train_images[rows]
+        else:
+            n = data.n_real or len(data.images)  # a client with synthetic samples alone is probed on those
+            rows = rng.stream(self.setup.seed, rng.PROBE, k).choice(n, size, replace=n < size)
+            images = data.images[rows]
+        probe = self.scale(torch.from_numpy(images).to(self.device), self.model.channels_last)
+        layers = spec["layers"]
+        if layers is None or len(layers) == 1:
+            return {"oui": measure_oui(self.model.module, probe, layers)}
+        by_layer = measure_oui_by_layer(self.model.module, probe, layers)
+        mean = sum(by_layer.values()) / len(by_layer)
+        return {"oui": mean, **{f"oui.{layer}": oui for layer, oui in by_layer.items()}}
+
+    def _keep(self, client: int, update: dict[str, "torch.Tensor"]) -> None:
+        size = sum(t.numel() * t.element_size() for t in update.values())
+        if self.kept_bytes + size > self.setup.kept_bytes_limit:
+            self.kept[client] = ray.put({name: t.cpu().numpy() for name, t in update.items()})
+        else:
+            self.kept[client] = update
+            self.kept_bytes += size
+
+    def _kept(self, client: int) -> dict[str, "torch.Tensor"]:
+        update = self.kept[client]
+        return _tensors(ray.get(update), self.device) if isinstance(update, ray.ObjectRef) else update
+
+    # What rules ask of the kept updates
+
+    def dot(self, clients: Sequence[int], vector_P: FloatArray) -> list[float]:
+        """The inner product of each client's update with a vector."""
+        import torch
+
+        v_P = torch.from_numpy(vector_P.copy()).to(self.device)
+        return [float(self._kept(k)["delta"].to(torch.float64) @ v_P) for k in clients]
+
+    def partial_sum(self, clients: Sequence[int], shares: Sequence[Share]) -> PartialSum:
+        """This worker's part of the sums over the given clients, all of which it trained in this round."""
+        if self.running is not None:
+            sums, self.running = self.running, None
+            return sums.result()
+        first = self._kept(clients[0])
+        sums = _Sums(first)
+        for k, share in zip(clients, shares, strict=True):
+            sums.add(self._kept(k), share)
+        return sums.result()
+
+    # Evaluation and generation
+
+    def evaluate(self, state: "ModelState", which: Sequence[int]) -> list["ChunkResult"]:
+        """Evaluate chunks of the test split."""
+        from raysim.evaluation import evaluate_chunks
+
+        self.model.load(state)
+        split = self.split
+        return evaluate_chunks(
+            self.model, split.test_images, split.test_labels_N, split.classes, self.scale, which
+        )
+
+    def generate(self, plugin: Plugin, labels_B: IntArray, seeds_B: IntArray) -> ByteArray:
+        """Make one image per label and seed; the generator is built at its first use and stays until `release`."""
+        images: ByteArray = self._generator(plugin).sample(labels_B, seeds_B)
+        return images
+
+    def fingerprint(self, plugin: Plugin) -> str:
+        """What identifies the generator's images; checks, too, that it fits the data set."""
+        fingerprint: str = self._generator(plugin).fingerprint()
+        return fingerprint
+
+    def _generator(self, plugin: Plugin) -> Any:
+        if self.generator is None or self.generator[0] != plugin:
+            self.generator = (plugin, plugin.build(self.split, self.device))
+        return self.generator[1]
+
+    def release_generator(self) -> None:
+        """Give the generator's memory back."""
+        self.generator = None
+
+
+class _Sums:
+    """The running exact sums of one worker."""
+
+    def __init__(self, like: dict[str, "torch.Tensor"]) -> None:
+        from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, ExactSum
+
+        device = str(like["delta"].device)
+        self.sums = {
+            name: ExactSum(t.numel(), BUFFER_BITS if name == "buffers" else PARAM_BITS, device)
+            for name, t in like.items()
+            if name != "counters"
+        }
+        self.counters = like["counters"].clone()
+
+    def add(self, update: dict[str, "torch.Tensor"], share: Share) -> None:
+        import torch
+
+        weights = {"delta": share.update, "buffers": share.buffers}
+        for name, running in self.sums.items():
+            running.add(update[name], weights.get(name, share.extra))
+        torch.maximum(self.counters, update["counters"], out=self.counters)
+
+    def result(self) -> PartialSum:
+        arrays = {name: s.units.cpu().numpy() for name, s in self.sums.items()}
+        return PartialSum(arrays.pop("delta"), arrays.pop("buffers"), self.counters.cpu().numpy(), arrays)
+
+
+def _check(loss: float, update: dict[str, "torch.Tensor"]) -> float:
+    """The norm of the update; ArithmeticError if anything is not finite or outside the range of exact sums."""
+    import torch
+
+    from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, limit, within
+
+    if not np.isfinite(loss):
+        raise ArithmeticError(f"training diverged: the loss is {loss}")
+    for name, t in update.items():
+        bits = BUFFER_BITS if name == "buffers" else PARAM_BITS
+        if name != "counters" and not within(t, bits):
+            largest = float(t.abs().max())
+            raise ArithmeticError(f"training diverged: {name} has a value of {largest:g} (allowed: {limit(bits):g})")
+    return float(update["delta"].to(torch.float64).norm())
+
+
+def _tensors(arrays: dict[str, Any], device: str) -> dict[str, "torch.Tensor"]:
+    """Tensors of their own, never views of shared memory."""
+    import torch
+
+    return {name: torch.from_numpy(np.array(a)).to(device) for name, a in arrays.items()}

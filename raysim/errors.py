@@ -1,0 +1,35 @@
+"""The errors that a user can cause, told apart from faults of the program."""
+
+from collections.abc import Sequence
+
+
+class UserError(Exception):
+    """Something the user can put right; the command line prints it without a stack trace and exits with code 2."""
+
+
+class ConfigError(UserError):
+    """Every problem of a configuration at once, each naming its key, its value and the remedy."""
+
+    def __init__(self, problems: Sequence[str], source: str = "configuration") -> None:
+        self.problems = list(problems)
+        noun = "problem" if len(self.problems) == 1 else "problems"
+        super().__init__("\n".join([f"{len(self.problems)} {noun} in {source}:", *(f"  - {p}" for p in self.problems)]))
+
+
+class RunError(Exception):
+    """A run that started could not go on; exit code 1."""
+
+
+class ClientError(RunError):
+    """A client's work failed for good: names the client, the round and the cause."""
+
+    def __init__(self, client: int, round_: int, cause: str) -> None:
+        self.client, self.round, self.cause = client, round_, cause
+        super().__init__(f"client {client} failed in round {round_}: {cause}")
+
+    def __reduce__(self) -> tuple[type, tuple[int, int, str]]:
+        return type(self), (self.client, self.round, self.cause)
+
+
+class DivergenceError(ClientError):
+    """A loss, an update or a weight is not finite, or leaves the range in which sums are exact."""

@@ -1,0 +1,71 @@
+"""The one evaluation loop. Runs wherever torch does; knows nothing of Ray."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from raysim.records import ByteArray, IntArray
+from raysim.flat_model import FlatModel, ImageScale
+
+CHUNK = 100  # images at a time: small enough to stay in a core's cache; fixed, so that sharding cannot change a bit
+
+
+@dataclass(frozen=True)
+class ChunkResult:
+    """Of one chunk of test images: right answers and images per class, and the summed cross-entropy loss."""
+
+    chunk: int
+    correct_C: IntArray
+    total_C: IntArray
+    loss_sum: float
+
+
+def chunks(n: int) -> int:
+    """How many chunks n images make."""
+    return -(-n // CHUNK)
+
+
+def evaluate_chunks(
+    model: FlatModel, images: ByteArray, labels_N: IntArray, classes: int, scale: ImageScale, which: Iterable[int]
+) -> list[ChunkResult]:
+    """Evaluate chunks of `CHUNK` images each; the model's mode, statistics and random state are left as they were."""
+    module, was_training = model.module, model.module.training
+    module.eval()
+    results = []
+    try:
+        with torch.inference_mode():
+            for chunk in which:
+                part = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+                x = torch.from_numpy(images[part].copy()).to(model.device)
+                y_B = torch.from_numpy(labels_N[part].copy()).to(model.device)
+                logits = module(scale(x, model.channels_last)).float()
+                loss = torch.nn.functional.cross_entropy(logits, y_B, reduction="sum")
+                right = y_B[logits.argmax(1) == y_B]
+                results.append(
+                    ChunkResult(
+                        chunk,
+                        torch.bincount(right, minlength=classes).cpu().numpy(),
+                        torch.bincount(y_B, minlength=classes).cpu().numpy(),
+                        float(loss),
+                    )
+                )
+    finally:
+        module.train(was_training)
+    return results
+
+
+def summarise(results: Iterable[ChunkResult]) -> dict[str, float]:
+    """Accuracy and mean loss on all images, and the accuracy of the worst class; chunks may come in any order."""
+    parts = sorted(results, key=lambda r: r.chunk)
+    correct_C = np.sum([r.correct_C for r in parts], axis=0)
+    total_C = np.sum([r.total_C for r in parts], axis=0)
+    present = total_C > 0
+    n = int(total_C.sum())
+    return {
+        "accuracy": float(correct_C.sum() / n),
+        "loss": math.fsum(r.loss_sum for r in parts) / n,
+        "worst_class_accuracy": float((correct_C[present] / total_C[present]).min()),
+    }

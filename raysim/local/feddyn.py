@@ -1,0 +1,61 @@
+"""FedDyn (arXiv 2111.04263)."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from raysim.local.sgd import sgd
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from raysim.records import FloatArray
+    from raysim.training import Job
+
+__all__ = ["feddyn"]
+
+
+@dataclass
+class feddyn(sgd):
+    """Local SGD on a dynamically regularised objective (FedDyn, arXiv 2111.04263, algorithm 1).
+
+    Client k:  minimise F_k(w) - <g_k, w> + (alpha / 2) ||w - w_t||^2, then g_k <- g_k - alpha (w_k - w_t)
+    Server:    h <- h - (alpha / K) sum (w_k - w_t), over the participants, K all registered clients;
+               w_{t+1} = mean w_k - h / alpha
+    g_k and h start at 0. The paper's mean is uniform: `aggregation: {name: uniform}`.
+    alpha = 0 is FedAvg, bit for bit, by definition: h stays 0, and h / alpha counts as 0. (It is not the limit of small
+    alpha, where h / alpha is minus the sum of past drifts over K, whatever alpha.)
+    """
+
+    alpha: Annotated[float, Field(ge=0, allow_inf_nan=False, description="weight of the regulariser")] = 0.01
+
+    broadcast: ClassVar[tuple[str, ...]] = ("h",)
+    summed: ClassVar[tuple[str, ...]] = ("drift",)
+    server_only: ClassVar[tuple[str, ...]] = ("h", "drift")
+
+    def start(self, job: "Job") -> None:
+        """g_k of the client's last participation."""
+        import torch
+
+        job.kept["g_k"] = torch.zeros_like(job.start_P) if job.state is None else job.state["g_k"]
+
+    def after_backward(self, job: "Job") -> None:
+        """gradient - g_k + alpha (w - w_t)"""
+        if self.alpha:
+            drift_P = job.model.params_P.detach() - job.start_P
+            job.model.grad_P.sub_(job.kept["g_k"]).add_(drift_P, alpha=self.alpha)
+
+    def finish(self, job: "Job") -> "dict[str, Tensor]":
+        """g_k - alpha (w_k - w_t) is the client's state; the drift w_k - w_t is what the server sums."""
+        job.kept["drift"] = job.model.params_P.detach() - job.start_P
+        return {"g_k": job.kept["g_k"] - self.alpha * job.kept["drift"]}
+
+    def server_update(
+        self, extra: "dict[str, FloatArray]", sums: "dict[str, FloatArray]", update_P: "FloatArray"
+    ) -> "tuple[dict[str, FloatArray], FloatArray]":
+        """h - (alpha / K) sum (w_k - w_t), and mean w_k - w_t - h / alpha"""
+        if not self.alpha:
+            return extra, update_P
+        h_P = extra["h"] - self.alpha * sums["drift"]
+        return {"h": h_P}, update_P - h_P / self.alpha

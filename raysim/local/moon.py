@@ -1,0 +1,70 @@
+"""MOON (arXiv 2103.16257)."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from raysim.errors import UserError
+from raysim.local.sgd import sgd
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from raysim.training import Job
+
+__all__ = ["moon"]
+
+
+@dataclass
+class moon(sgd):
+    """Local SGD with a model-contrastive loss: towards the global model's features, away from the client's last ones.
+
+    MOON (arXiv 2103.16257, equation 3), z = `features(x)` of the trained, the global and the client's previous model:
+        l = l_sup + mu l_con,  l_con = -log(e^g / (e^g + e^p)),  g = cos(z, z_glob) / tau,  p = cos(z, z_prev) / tau
+    The previous model is the client's own result of its last participation; before the first it is the global model, so
+    that l_con = ln 2 with gradient 0. Both fixed models are in evaluation mode. mu = 0 is FedAvg, bit for bit.
+    z comes from the projection head where the model has one (`model.projection: 256`), else from the layer before the
+    classifier.
+    """
+
+    mu: Annotated[float, Field(ge=0, allow_inf_nan=False, description="weight of the contrastive loss")] = 1.0
+    tau: Annotated[float, Field(gt=0, allow_inf_nan=False, description="temperature")] = 0.5
+
+    def start(self, job: "Job") -> None:
+        """Load the global model and the client's previous one into two frozen copies, which the worker keeps."""
+        if not (hasattr(job.model.module, "features") and hasattr(job.model.module, "classifier")):
+            raise UserError(
+                f"local.name = moon: the model {type(job.model.module).__name__} (model.name) has no `features(x)` and "
+                "`classifier(z)`; use one of raysim's own models, or give it both"
+            )
+        start = job.model.snapshot()
+        job.kept["global"] = job.model.frozen("global", start)
+        job.kept["previous"] = job.model.frozen("previous", start if job.state is None else job.state)
+
+    def loss(self, job: "Job", x: "Tensor", y_B: "Tensor") -> "Tensor":
+        """l_sup + mu l_con of a batch."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        if not self.mu:
+            return super().loss(job, x, y_B)
+        module: Any = job.model.module
+        z = module.features(x)
+        with torch.no_grad():
+            z_glob = job.kept["global"].features(x)
+            z_prev = z_glob if job.state is None else job.kept["previous"].features(x)
+        supervised: Tensor = cross_entropy(module.classifier(z), y_B)
+        return supervised + self.mu * contrastive(z, z_glob, z_prev, self.tau)
+
+    def finish(self, job: "Job") -> "dict[str, Tensor]":
+        """The client's own result, which is its previous model next time."""
+        return job.model.snapshot()
+
+
+def contrastive(z: "Tensor", z_glob: "Tensor", z_prev: "Tensor", tau: float) -> "Tensor":
+    """l_con, the mean over a batch of features, B x features each."""
+    from torch.nn.functional import cosine_similarity, softplus
+
+    # -log(e^g / (e^g + e^p)) = log(1 + e^(p - g))
+    return softplus((cosine_similarity(z, z_prev) - cosine_similarity(z, z_glob)) / tau).mean()

@@ -1,0 +1,69 @@
+"""SCAFFOLD (arXiv 1910.06378)."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from raysim.errors import UserError
+from raysim.local.sgd import sgd
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from raysim.records import FloatArray
+    from raysim.training import Job
+
+__all__ = ["scaffold"]
+
+
+@dataclass
+class scaffold(sgd):
+    """Local SGD with control variates against client drift (SCAFFOLD, arXiv 1910.06378, option II).
+
+    Each step:       y <- y - lr (g - c_k + c)
+    After the last:  c_k+ = c_k - c + (x - y) / (steps lr), with the steps taken and the learning rate of this round
+    Server:          c <- c + (1 / K) sum (c_k+ - c_k), over the participants, K all registered clients
+    All variates start at 0, so round 1 is FedAvg. The paper averages clients uniformly: `aggregation: {name: uniform}`.
+
+    With momentum, if allowed, ||a||_1 (`effective_steps`) takes the place of the steps: c_k+ is then still a mean of
+    the client's own gradients, though no longer an evenly weighted one, and the paper's theory does not cover it.
+    """
+
+    allow_momentum: Annotated[bool, Field(description="accept `momentum`, which the method was not made for")] = False
+
+    broadcast: ClassVar[tuple[str, ...]] = ("c",)
+    summed: ClassVar[tuple[str, ...]] = ("c_change",)
+
+    def __post_init__(self) -> None:
+        """Raises UserError for momentum that is not explicitly allowed."""
+        super().__post_init__()
+        if self.momentum and not self.allow_momentum:
+            raise UserError(
+                f"local.momentum = {self.momentum}: SCAFFOLD's control variates are made for plain SGD; "
+                "set it to 0, or local.allow_momentum to true"
+            )
+
+    def start(self, job: "Job") -> None:
+        """c_k of the client's last participation, and the correction c - c_k of this round."""
+        import torch
+
+        c_P = job.extra["c"]
+        job.kept["c_k"] = torch.zeros_like(c_P) if job.state is None else job.state["c_k"]
+        job.kept["correction"] = c_P - job.kept["c_k"]
+
+    def after_backward(self, job: "Job") -> None:
+        """g - c_k + c"""
+        job.model.grad_P.add_(job.kept["correction"])
+
+    def finish(self, job: "Job") -> "dict[str, Tensor]":
+        """c_k+ is the client's state; its change goes to the server."""
+        moved_P = job.start_P - job.model.params_P.detach()
+        job.kept["c_change"] = moved_P / (self.effective_steps(job) * job.lr) - job.extra["c"]
+        return {"c_k": job.kept["c_k"] + job.kept["c_change"]}
+
+    def server_update(
+        self, extra: "dict[str, FloatArray]", sums: "dict[str, FloatArray]", update_P: "FloatArray"
+    ) -> "tuple[dict[str, FloatArray], FloatArray]":
+        """c + (1 / K) sum (c_k+ - c_k)"""
+        return {"c": extra["c"] + sums["c_change"]}, update_P

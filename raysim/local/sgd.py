@@ -1,0 +1,107 @@
+"""Plain local SGD: every hook of the local loop with its default. Other algorithms override what they change."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from raysim.local.schedule import Schedule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from raysim.records import FloatArray
+    from raysim.training import Job
+
+__all__ = ["sgd"]
+
+
+@dataclass
+class sgd:
+    """Local SGD with optional momentum, weight decay and gradient clipping (FedAvg's client, arXiv 1602.05629)."""
+
+    epochs: Annotated[int, Field(ge=1, description="local epochs")] = 1
+    steps: Annotated[int, Field(ge=1, description="local steps instead of epochs")] | None = None
+    batch_size: Annotated[int, Field(ge=1)] = 32
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="learning rate of round 1")] = 0.05
+    lr_decay: Annotated[float, Field(gt=0, le=1, description="factor from one round to the next")] = 1.0
+    schedule: Annotated[Schedule, Field(description="further factor of each round")] = field(default_factory=Schedule)
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    nesterov: bool = False
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    clip: Annotated[float, Field(gt=0, description="largest gradient norm")] | None = None
+
+    summed: ClassVar[tuple[str, ...]] = ()
+    """Names of vectors in `job.kept` whose sum over the round, divided by all registered clients, the server gets."""
+    broadcast: ClassVar[tuple[str, ...]] = ()
+    """Names of the server-side vectors that every client receives; they start at zero."""
+    server_only: ClassVar[tuple[str, ...]] = ()
+    """Those of both that a real federation would not send: only the server uses them, or it knows them anyway."""
+
+    def __post_init__(self) -> None:
+        """Raises UserError for keys that do not fit together."""
+        self.schedule.check()
+
+    def learning_rate(self, round_: int) -> float:
+        """The learning rate of a round (counted from 1), the same for every client.
+
+        lr * lr_decay^(round - 1) * the schedule's factor.
+        """
+        return self.lr * self.lr_decay ** (round_ - 1) * self.schedule.scale(round_)
+
+    def start(self, job: "Job") -> None:
+        """Before the first step."""
+
+    def loss(self, job: "Job", x: "Tensor", y_B: "Tensor") -> "Tensor":
+        """Mean cross-entropy of a batch."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(job.model.module(x), y_B)
+
+    def after_backward(self, job: "Job") -> None:
+        """Change the gradient in place, after `backward` and before the step."""
+
+    def clip_gradient(self, job: "Job") -> None:
+        """Scale the gradient down to the norm `clip`, with PyTorch's definition."""
+        if self.clip is not None:
+            grad_P = job.model.grad_P
+            grad_P.mul_((self.clip / (grad_P.norm() + 1e-6)).clamp(max=1.0))
+
+    def step(self, job: "Job") -> None:
+        """One SGD step on the flat parameters, with PyTorch's definition of momentum and weight decay."""
+        import torch
+
+        params_P, grad_P = job.model.params_P, job.model.grad_P
+        self.clip_gradient(job)
+        with torch.no_grad():
+            if self.weight_decay:
+                grad_P.add_(params_P, alpha=self.weight_decay)
+            if self.momentum:
+                velocity_P = job.kept.get("velocity")
+                if velocity_P is None:
+                    velocity_P = job.kept["velocity"] = grad_P.clone()
+                else:
+                    velocity_P.mul_(self.momentum).add_(grad_P)
+                grad_P = grad_P.add(velocity_P, alpha=self.momentum) if self.nesterov else velocity_P
+            params_P.add_(grad_P, alpha=-job.lr)
+
+    def finish(self, job: "Job") -> "dict[str, Tensor] | None":  # noqa: ARG002
+        """After the last step: the client's new state, or None for algorithms without one."""
+        return None
+
+    def effective_steps(self, job: "Job") -> float:
+        """||a||_1 of FedNova (arXiv 2007.07481): how far unit gradients move a client, in units of the learning rate.
+
+        tau for plain SGD; a = (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho) with momentum rho, tau the steps taken;
+        tau + rho a with Nesterov's.
+        """
+        tau, rho = job.steps, self.momentum
+        a = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+        return tau + rho * a if self.nesterov else a
+
+    def server_update(
+        self, extra: "dict[str, FloatArray]", sums: "dict[str, FloatArray]", update_P: "FloatArray"
+    ) -> "tuple[dict[str, FloatArray], FloatArray]":
+        """(next round's `broadcast` vectors, the update for the server optimiser), from this round's sums (P each)."""
+        del sums
+        return extra, update_P

@@ -1,0 +1,191 @@
+"""Figures of a run as PNG files.  Drawn without pyplot, so nothing stays open and no window system is needed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from raysim.records import ByteArray, FloatArray, IntArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI = 120
+CELLS_WITH_NUMBERS = 260
+TICKS = 25
+
+
+def accuracy_curve(metrics: "pd.DataFrame", path: Path, column: str = "accuracy") -> Path:
+    """Test accuracy by round, with the best and the final one marked.
+
+    metrics: columns `round` and `column` (a fraction; NaN where a round was not evaluated).  Returns `path`.
+    Raises ValueError if a column is missing.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    missing = {"round", column} - set(metrics.columns)
+    if missing:
+        raise ValueError(f"metrics lack {sorted(missing)}; they have {list(metrics.columns)}")
+    measured = metrics[["round", column]].dropna()
+    rounds, accuracy = measured["round"].to_numpy(), measured[column].to_numpy() * 100
+    figure, axes = _figure(7, 4)
+    axes.plot(rounds, accuracy, marker="o" if len(rounds) <= 40 else "", markersize=3, color="C0")
+    if len(rounds):
+        best = int(accuracy.argmax())
+        axes.axhline(accuracy[best], color="0.8", linewidth=0.8, zorder=0)
+        axes.plot(rounds[best], accuracy[best], "*", markersize=12, color="C1", label=f"best {accuracy[best]:.2f} %")
+        axes.plot(rounds[-1], accuracy[-1], "o", color="C0", label=f"final {accuracy[-1]:.2f} %")
+        axes.legend(loc="lower right")
+    axes.set(title="Accuracy on the test split", xlabel="round", ylabel="accuracy (%)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    return _save(figure, path)
+
+
+def client_counts(real_KC: IntArray, synthetic_KC: IntArray, class_names: Sequence[str], path: Path) -> Path:
+    """Samples per client and class as two heat maps on one colour scale: real ones, and real plus synthetic ones.
+
+    Empty cells stay white; the scale is the square root, so that small counts show.  Returns `path`.
+    """
+    from matplotlib.colors import PowerNorm
+
+    K, C = real_KC.shape
+    figure, (left, right) = _figures(1, 2, min(20.0, 4 + 0.5 * C), min(16.0, 2.2 + 0.32 * K))
+    both_KC = real_KC + synthetic_KC
+    norm = PowerNorm(0.5, vmin=0, vmax=max(1, int(both_KC.max(initial=1))))
+    for axes, counts_KC, title in (
+        (left, real_KC, f"Real samples: {int(real_KC.sum()):,}"),
+        (right, both_KC, f"With {int(synthetic_KC.sum()):,} synthetic images: {int(both_KC.sum()):,}"),
+    ):
+        image = axes.imshow(np.ma.masked_equal(counts_KC, 0), aspect="auto", cmap="viridis_r", norm=norm)
+        axes.set(title=title, xlabel="class", ylabel="client")
+        _name_ticks(axes, [str(name) for name in class_names], K)
+        if K * C <= CELLS_WITH_NUMBERS:
+            _write_numbers(axes, counts_KC, norm.vmax)
+    figure.colorbar(image, ax=[left, right], label="samples (square-root scale)", fraction=0.04, pad=0.02)
+    return _save(figure, path)
+
+
+def image_grid(
+    images: ByteArray, labels: IntArray, class_names: Sequence[str], path: Path, per_class: int = 10
+) -> Path:
+    """The first `per_class` images of each class, one class a row; more than 25 classes stand in blocks.
+
+    images: uint8 B x channels x height x width, 1 or 3 channels.  labels: B.  Returns `path`.
+    Raises ValueError for another number of channels.
+    """
+    if images.shape[1] not in (1, 3):
+        raise ValueError(f"images have {images.shape[1]} channels; 1 (grey) or 3 (RGB) can be shown")
+    blocks = [range(c, min(c + TICKS, len(class_names))) for c in range(0, len(class_names), TICKS)]
+    rows = len(blocks[0])
+    figure, all_axes = _figures(1, len(blocks), len(blocks) * (1.6 + 0.45 * per_class), 0.9 + 0.45 * rows)
+    step = images.shape[2] + _gap(images)
+    for axes, block in zip(all_axes, blocks, strict=True):
+        axes.imshow(_mosaic(images, labels, block, rows, per_class), interpolation="nearest")
+        axes.set_yticks([(i + 0.5) * step for i in range(len(block))], [str(class_names[c]) for c in block])
+        axes.tick_params(axis="y", length=0)
+        axes.set_xticks([])
+        axes.spines[:].set_visible(False)
+    all_axes[0].set_ylabel("class")
+    figure.suptitle(f"{len(images):,} images, up to {per_class} of each class shown")
+    return _save(figure, path)
+
+
+def _gap(images: ByteArray) -> int:
+    """White pixels between images."""
+    return max(1, int(images.shape[2]) // 16)
+
+
+def _mosaic(images: ByteArray, labels: IntArray, block: range, rows: int, per_class: int) -> ByteArray:
+    """Rows of images, one class a row, on white: uint8 height x width x 3."""
+    gap, (height, width) = _gap(images), images.shape[2:]
+    mosaic = np.full((rows * (height + gap) + gap, per_class * (width + gap) + gap, 3), 255, dtype=np.uint8)
+    for row, c in enumerate(block):
+        for i, image in enumerate(images[labels == c][:per_class]):
+            top, left = gap + row * (height + gap), gap + i * (width + gap)
+            mosaic[top : top + height, left : left + width] = image.transpose(1, 2, 0)  # grey spreads over RGB
+    return mosaic
+
+
+def lorenz(contributions: dict[str, FloatArray], path: Path) -> Path:
+    """Lorenz curves of what each client adds to the label imbalance: how few clients hold most of it.
+
+    contributions: by name of the curve, a non-negative number per client (any unit).  The legend gives the share held
+    by the top 20 % of clients.  Returns `path`.  Raises ValueError for a negative or non-finite contribution.
+    """
+    figure, axes = _figure(5.5, 5)
+    axes.plot([0, 100], [0, 100], color="0.7", linestyle="--", label="every client alike")
+    for name, values_K in contributions.items():
+        ordered_K = np.sort(np.asarray(values_K, dtype=np.float64))
+        if not np.isfinite(ordered_K).all() or (ordered_K < 0).any():
+            raise ValueError(f"contributions of {name!r} must be finite and not negative")
+        share = np.concatenate([[0.0], ordered_K.cumsum()]) / (ordered_K.sum() or 1.0)
+        clients = np.linspace(0, 1, len(share))
+        top = 1 - np.interp(0.8, clients, share)
+        axes.plot(clients * 100, share * 100, label=f"{name}: top 20 % hold {top * 100:.0f} %")
+    axes.axvline(80, color="0.85", linewidth=0.8, zorder=0)
+    axes.set(title="Concentration of label imbalance", xlabel="clients, least skewed first (%)")
+    axes.set(ylabel="share of the imbalance score (%)", xlim=(0, 100), ylim=(0, 100))
+    axes.legend(loc="upper left", fontsize=9)
+    return _save(figure, path)
+
+
+def budget_curve(images_x: FloatArray, removed_y: FloatArray, betas: FloatArray, path: Path) -> Path:
+    """Imbalance removed against images made, one point for each beta.
+
+    images_x: synthetic images; removed_y: fraction of the imbalance score removed; both ordered like `betas`.
+    Returns `path`.
+    """
+    figure, axes = _figure(7, 4.5)
+    removed = np.asarray(removed_y) * 100
+    axes.axhline(50, color="0.8", linewidth=0.8, zorder=0)
+    axes.plot(images_x, removed, marker="o", markersize=4)
+    step = max(1, -(-len(betas) // 12))  # a dozen labels at most
+    for i in range(0, len(betas), step):
+        axes.annotate(f"{betas[i]:g}", (images_x[i], removed[i]), (0, 6), textcoords="offset points", ha="right")
+    axes.set(title="What a larger budget buys (labels: beta)", xlabel="synthetic images")
+    axes.set(ylabel="imbalance score removed (%)", ylim=(min(0.0, float(removed.min(initial=0.0))), 105))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(alpha=0.3)
+    return _save(figure, path)
+
+
+def _figures(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, Sequence[Axes]]":
+    """A figure of `width` x `height` inches on the Agg canvas, and its axes, row by row."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def _figure(width: float, height: float) -> "tuple[Figure, Axes]":
+    figure, axes = _figures(1, 1, width, height)
+    return figure, axes[0]
+
+
+def _save(figure: "Figure", path: Path) -> Path:
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=DPI)
+    return path
+
+
+def _name_ticks(axes: "Axes", class_names: list[str], clients: int) -> None:
+    """At most TICKS names on each axis; long class names stand upright."""
+    for axis, names in ((axes.xaxis, class_names), (axes.yaxis, [str(k) for k in range(clients)])):
+        step = -(-len(names) // TICKS)
+        axis.set_ticks(range(0, len(names), step), names[::step])
+    if sum(len(name) for name in class_names[:: -(-len(class_names) // TICKS)]) > 20:
+        axes.tick_params(axis="x", labelrotation=90)
+
+
+def _write_numbers(axes: "Axes", counts_KC: IntArray, most: float | None) -> None:
+    for (k, c), count in np.ndenumerate(counts_KC):
+        if count:
+            colour = "white" if count > 0.3 * (most or 1) else "black"  # on the square-root scale, a bit above half
+            axes.text(c, k, str(count), ha="center", va="center", fontsize=7, color=colour)

@@ -1,0 +1,65 @@
+"""From a configuration to images, clients and a quota: everything that is known before any worker starts."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from raysim import rng
+from raysim.config import MODIFIERS, Config
+from raysim.errors import UserError
+from raysim.plugins import resolve
+from raysim.records import IntArray, Partition, Split
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The data set, who owns what of it, and how many synthetic images each client gets of each class."""
+
+    split: Split
+    partition: Partition
+    quota_KC: IntArray
+
+
+def load_split(config: Config) -> Split:
+    """The configured data set, cut to the configured numbers of samples."""
+    from raysim.data.splits import subset
+
+    split: Split = resolve("data", config.data.name)(**config.data.params)
+    return subset(split, config.data.train_samples, config.data.test_samples)
+
+
+def make_partition(config: Config, split: Split) -> Partition:
+    """Who owns which training sample, modifiers applied; a function of the data, the configuration and the seed."""
+    section = config.partition
+    draw = rng.stream(config.seed, rng.PARTITION)
+    partition: Partition = resolve("partition", section.name)(
+        split.train_labels_N, split.classes, draw, **section.params
+    )
+    for i, key in enumerate(MODIFIERS):
+        params = getattr(section, key)
+        if params is not None:
+            partition = resolve("modifier", key)(partition, rng.stream(config.seed, rng.MODIFIER, -1, i), **params)
+    return partition
+
+
+def make_quota(config: Config, partition: Partition) -> IntArray:
+    """Synthetic images per client and class."""
+    quota_KC: IntArray = resolve("allocation", config.allocation.name)(partition.counts_KC, **config.allocation.params)
+    empty = np.flatnonzero(partition.sizes_K + quota_KC.sum(axis=1) == 0)
+    if len(empty):
+        raise UserError(
+            f"client {empty[0]} has no sample, real or synthetic; raise partition.min_samples or use fewer clients"
+        )
+    return quota_KC
+
+
+def prepare(config: Config) -> Prepared:
+    """Load the data, deal it out, work out the quota.  Raises UserError for anything that cannot work."""
+    split = load_split(config)
+    partition = make_partition(config, split)
+    if isinstance(config.clients_per_round, int) and config.clients_per_round > partition.clients:
+        raise UserError(
+            f"clients_per_round = {config.clients_per_round}: there are only {partition.clients} clients; "
+            f"use at most {partition.clients}, or a fraction such as 1.0"
+        )
+    return Prepared(split, partition, make_quota(config, partition))

@@ -1,0 +1,192 @@
+"""The typed records that cross a process boundary, and the legend of shape letters.
+
+Shape suffixes: K clients, C classes, N samples, B batch, P trainable parameters, F floating-point buffer elements.
+Images are written `B x channels x height x width`, uint8 in 0..255. Units stand in names: `_s`, `_bytes`, `_frac`.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+Float32Array = NDArray[np.float32]
+ByteArray = NDArray[np.uint8]
+MetricRows = list[dict[str, float]]  # one dictionary a round
+ClientRows = list[dict[str, float]]  # one dictionary per participant and round
+
+
+def sha256(*arrays: NDArray[Any]) -> str:
+    """Hex digest of arrays: dtype, shape and bytes of each, in order."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Split:
+    """A data set in memory: uint8 images, int64 labels, the official test split kept apart.
+
+    mean, std: per channel, of the training images scaled to [0, 1].
+    flips: whether a mirrored image keeps its label (natural images: yes; digits and letters: no).
+    """
+
+    name: str
+    train_images: ByteArray
+    train_labels_N: IntArray
+    test_images: ByteArray
+    test_labels_N: IntArray
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    flips: bool = True
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def channels(self) -> int:
+        return int(self.train_images.shape[1])
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) in pixels."""
+        return int(self.train_images.shape[2]), int(self.train_images.shape[3])
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Which training samples each client owns: one flat index array and offsets, never a list per client.
+
+    indices: rows of the training split; client k owns indices[offsets_K1[k]:offsets_K1[k + 1]].
+    labels: aligned with `indices`; differ from the split's own labels only where label noise is configured.
+    rare_K, noisy_K: which clients a modifier touched.  input_noise_K: standard deviation of Gaussian pixel noise, in
+    units of the [0, 1] pixel range.
+    """
+
+    indices: IntArray
+    offsets_K1: IntArray
+    labels: IntArray
+    classes: int
+    rare_K: BoolArray
+    noisy_K: BoolArray
+    input_noise_K: FloatArray
+
+    @property
+    def clients(self) -> int:
+        return len(self.offsets_K1) - 1
+
+    @property
+    def sizes_K(self) -> IntArray:
+        return np.diff(self.offsets_K1)
+
+    @property
+    def counts_KC(self) -> IntArray:
+        """Samples per client and class."""
+        owner = np.repeat(np.arange(self.clients), self.sizes_K)
+        flat = np.bincount(owner * self.classes + self.labels, minlength=self.clients * self.classes)
+        return flat.reshape(self.clients, self.classes).astype(np.int64)
+
+    def client(self, k: int) -> tuple[IntArray, IntArray]:
+        """Client k's (rows of the training split, labels), both of length N_k."""
+        part = slice(int(self.offsets_K1[k]), int(self.offsets_K1[k + 1]))
+        return self.indices[part], self.labels[part]
+
+    def sha256(self) -> str:
+        return sha256(self.indices, self.offsets_K1, self.labels, self.rare_K, self.noisy_K, self.input_noise_K)
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """One client's local training in one round.
+
+    n_real, n_synthetic: its samples.  quota_C: synthetic images per class; `synthetic` refers to them in the object
+    store, sorted by class.  state: reference to the client's state, for algorithms that keep one.
+    """
+
+    client: int
+    n_real: int
+    n_synthetic: int = 0
+    quota_C: IntArray | None = None
+    synthetic: Any = None
+    state: Any = None
+
+
+@dataclass(frozen=True)
+class ClientReport:
+    """What a worker answers for one client: scalars only.
+
+    loss: mean training loss per sample over the last local epoch.  delta_norm: Euclidean norm of the update.
+    effective_steps: ||a||_1 of FedNova, the steps taken, weighted by what momentum makes of them.
+    metrics: whatever else was asked for, such as `oui`.  seconds: wall time of the local training.
+    """
+
+    client: int
+    n_real: int
+    n_synthetic: int
+    steps: int
+    effective_steps: float
+    loss: float
+    delta_norm: float
+    seconds: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoundTable:
+    """The per-client scalars of a round that a rule weighs, one row per participant, in order of client id.
+
+    n_K: samples that weigh a client (real ones, unless `weight_by: total`).  columns: the further scalars the rule
+    declared in `needs`, each of shape K.
+    """
+
+    round: int
+    client_K: IntArray
+    n_K: IntArray
+    columns: dict[str, FloatArray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A rule's answer: w_K sums to 1; scores_K and info are logged (for example the mode of a fit)."""
+
+    w_K: FloatArray
+    scores_K: FloatArray | None = None
+    info: dict[str, float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """A model as three flat arrays: trainable parameters (P), floating-point buffers (F), integer buffers.
+
+    extra: further vectors that a local algorithm broadcasts, such as SCAFFOLD's control variate.
+    """
+
+    params_P: Float32Array
+    buffers_F: Float32Array
+    counters: IntArray
+    extra: dict[str, Float32Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """The synthetic images of all clients.
+
+    refs: one reference into the object store per client that has any; its images are sorted by class, then by index.
+    made: how many were generated in this run; the others came from the cache.  examples: images and their labels.
+    """
+
+    quota_KC: IntArray
+    refs: dict[int, Any]
+    sha256: str
+    made: int = 0
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+    examples: tuple[ByteArray, IntArray] | None = None

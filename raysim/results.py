@@ -1,0 +1,75 @@
+"""What a finished run leaves behind: model, metrics, figures, summary."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raysim.config import Config
+from raysim.imbalance import normalised_entropy_K
+from raysim.prepare import Prepared
+from raysim.records import Synthetic
+from raysim.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def accuracy_auc(rounds: Iterable[float], accuracies: Iterable[float]) -> float:
+    """Area under the accuracy curve (trapezoid rule) over the rounds that it spans; of a single value, that value."""
+    x, y = np.asarray(list(rounds), dtype=float), np.asarray(list(accuracies), dtype=float)
+    return float(np.trapezoid(y, x) / (x[-1] - x[0])) if len(x) > 1 else float(y[0])
+
+
+def figures(directory: RunDirectory, prepared: Prepared, metrics: "pd.DataFrame", synthetic: Synthetic) -> None:
+    """Accuracy over rounds, real and synthetic counts, example images: PNG files in figures/."""
+    from raysim import plots
+
+    folder, split = directory.figures, prepared.split
+    plots.accuracy_curve(metrics, folder / "accuracy.png")
+    plots.client_counts(
+        prepared.partition.counts_KC, synthetic.quota_KC, split.class_names, folder / "client_counts.png"
+    )
+    if synthetic.examples is not None:
+        images, labels = synthetic.examples
+        plots.image_grid(images, labels, split.class_names, folder / "synthetic.png")
+
+
+def accuracy_summary(metrics: "pd.DataFrame") -> dict[str, float]:
+    """Final, best (with its round) and area under the curve of the accuracy on the test split."""
+    measured = metrics.dropna(subset=["accuracy"])
+    accuracy, rounds = measured["accuracy"].to_numpy(), measured["round"].to_numpy()
+    best = int(np.argmax(accuracy))
+    return {
+        "final_accuracy": float(accuracy[-1]),
+        "best_accuracy": float(accuracy[best]),
+        "best_round": int(rounds[best]),
+        "accuracy_auc": accuracy_auc(rounds, accuracy),
+    }
+
+
+def summarise(
+    config: Config, prepared: Prepared, metrics: "pd.DataFrame", synthetic: Synthetic, seconds: dict[str, float]
+) -> dict[str, Any]:
+    """The content of summary.json, but for what only the run itself knows."""
+    partition, counts_KC = prepared.partition, prepared.partition.counts_KC
+    return {
+        **accuracy_summary(metrics),
+        "rounds": len(metrics),
+        "clients": partition.clients,
+        "n_real": int(counts_KC.sum()),
+        "n_synthetic": int(synthetic.quota_KC.sum()),
+        "n_synthetic_made": synthetic.made,
+        "n_synthetic_full_balance": int((counts_KC.max(axis=1, keepdims=True) - counts_KC).sum()),
+        "images_per_s": synthetic.made / synthetic.seconds if synthetic.seconds else None,
+        "sizes_K": partition.sizes_K.tolist(),
+        "entropy_K": normalised_entropy_K(counts_KC).tolist(),
+        "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
+        "synthetic_sha256": synthetic.sha256,
+        "partition_sha256": partition.sha256(),
+        "config_hash": config.hash(),
+        "dataset": prepared.split.name,
+        "policy": config.allocation.name,
+        "rule": config.aggregation.name,
+        "seed": config.seed,
+    }

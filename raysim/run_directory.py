@@ -1,0 +1,84 @@
+"""What a run leaves on disk: configuration, partition, metrics, checkpoints, model, summary."""
+
+import hashlib
+import json
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from raysim import checkpoint
+from raysim.config import Config
+from raysim.records import ClientRows, IntArray, MetricRows, Partition
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The folder of one run."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, config: Config, name: str) -> "RunDirectory":
+        """A new folder in `output.dir`, named after the configuration and the time."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        path = Path(config.output.dir).expanduser().absolute() / f"{name}-{stamp}-{uuid.uuid4().hex[:4]}"
+        path.mkdir(parents=True)
+        (path / "figures").mkdir()
+        (path / "config.yaml").write_text(yaml.safe_dump(config.resolved(), sort_keys=False), encoding="utf-8")
+        return cls(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def figures(self) -> Path:
+        return self.path / "figures"
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Write a JSON file whole or not at all."""
+        checkpoint.write_atomic(self.path / name, json.dumps(content, indent=2).encode())
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
+        return content
+
+    def write_clients(self, partition: Partition, quota_KC: IntArray) -> None:
+        """The partition and the quota, loadable with `numpy.load`."""
+        np.savez_compressed(
+            self.path / "partition.npz",
+            indices=partition.indices, offsets=partition.offsets_K1, labels=partition.labels,
+            counts=partition.counts_KC, quota=quota_KC, rare=partition.rare_K, noisy=partition.noisy_K,
+            input_noise=partition.input_noise_K,
+        )
+
+    def write_metrics(self, rows: MetricRows, client_rows: ClientRows) -> "pd.DataFrame":
+        """metrics.parquet and .csv, one row a round; clients.parquet, one row per participant and round."""
+        import pandas as pd
+
+        metrics = pd.DataFrame(rows)
+        metrics.to_parquet(self.path / "metrics.parquet", index=False)
+        metrics.to_csv(self.path / "metrics.csv", index=False)
+        pd.DataFrame(client_rows).to_parquet(self.path / "clients.parquet", index=False)
+        return metrics
+
+    def write_model(self, state: dict[str, NDArray[Any]]) -> tuple[Path, str]:
+        """model.safetensors, and the sha256 over names, types, shapes and bytes of its arrays."""
+        from safetensors.numpy import save
+
+        path = self.path / "model.safetensors"
+        checkpoint.write_atomic(path, save(state))
+        digest = hashlib.sha256()
+        for name, array in state.items():
+            digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return path, digest.hexdigest()

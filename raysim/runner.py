@@ -1,0 +1,303 @@
+"""One run from its configuration to its summary: both phases, tracking, files, and a truthful end whatever happens."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from raysim import resume, results, run_state
+from raysim.checkpoint import CheckpointError
+from raysim.config import AggregationSection, Config, Section, load_config
+from raysim.display import Display
+from raysim.engine.messages import Plugin, WorkerSetup
+from raysim.engine.pool import Pool
+from raysim.engine.session import local_placement, session
+from raysim.engine.store import put
+from raysim.errors import UserError
+from raysim.flat_model import FlatModel, build_model
+from raysim.prepare import Prepared, prepare
+from raysim.records import Synthetic
+from raysim.run_directory import RunDirectory
+from raysim.server import Server, ServerState, cohort_size
+from raysim.synthesis import synthesise
+from raysim.tracking import NullTracker, Tracker, check_uri
+from raysim.yaml_io import read_yaml
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Source = str | Path | Mapping[str, Any] | Config
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM reached the driver."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.  metrics: one row a round.  summary: the content of summary.json.  directory: its files."""
+
+    metrics: "pd.DataFrame"
+    summary: dict[str, Any]
+    directory: Path
+
+
+def run(source: Source, overrides: Iterable[str] = (), *, resume: bool = False, **keys: Any) -> Result:
+    """Run a configuration: a YAML file, a mapping, or a Config.
+
+    overrides: dotted keys as on the command line (`allocation.beta=8`).  keys: top-level keys, such as rounds=5.
+    resume: go on with the newest run of this configuration, from its last checkpoint, to the same result.
+    Raises ConfigError or UserError, before Ray starts, for input that cannot work, and RunError for a run that failed.
+    """
+    with Display() as display:
+        name = "run" if isinstance(source, Mapping | Config) else Path(source).stem
+        display.line(f"raysim: reading {'the configuration' if name == 'run' else source}")
+        config = _configuration(source, overrides, keys)
+        for note in config.notes:
+            display.line(f"note: {note}")
+        return _Run.begin(config, name, display, resume).to_the_end()
+
+
+def _configuration(source: Source, overrides: Iterable[str], keys: dict[str, Any]) -> Config:
+    if isinstance(source, Config):
+        source = source.resolved()
+    if keys:
+        source = {**(source if isinstance(source, Mapping) else read_yaml(source)), **keys}
+    return load_config(source, overrides)
+
+
+@dataclass
+class _Run:
+    """What the phases of a run share.  state: the newest committed round."""
+
+    config: Config
+    display: Display
+    directory: RunDirectory
+    prepared: Prepared
+    tracker: NullTracker
+    began: float
+    resumed: bool
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    state: ServerState | None = None
+
+    @classmethod
+    def begin(cls, config: Config, name: str, display: Display, resumed: bool) -> "_Run":
+        """Everything that can be refused is refused here, before Ray starts."""
+        began = time.monotonic()
+        check_uri(config.tracking.uri)
+        placement = local_placement(config.resources)
+        directory = resume.find(config, name) if resumed else None
+        prepared = prepare(config)
+        rule = _plugin("aggregation", config.aggregation).build()
+        if hasattr(rule, "check"):
+            rule.check(cohort_size(config.clients_per_round, prepared.partition.clients))
+        _say_plan(display, config, prepared)
+        identity = {"config_hash": config.hash(), "partition_sha256": prepared.partition.sha256(), "name": name}
+        before = directory.read_json("run.json") if directory else {}
+        if directory and before["partition_sha256"] != identity["partition_sha256"]:
+            raise UserError(f"--resume: the data set is no longer the one that {directory.path.name} was started with")
+        if directory is None:
+            directory = RunDirectory.create(config, name)
+            directory.write_clients(prepared.partition, prepared.quota_KC)
+        tracker = Tracker.start(
+            config.tracking.uri, config.tracking.experiment, directory.path.name, config.resolved(),
+            {"config_hash": config.hash()}, before.get("mlflow_run_id") or None, directory.path,
+        )
+        directory.write_json("run.json", {**identity, "mlflow_run_id": tracker.run_id})
+        if placement:
+            display.line(f"starting Ray on this machine: {placement}")
+        run = cls(config, display, directory, prepared, tracker, began, resumed)
+        run.seconds["prepare"] = time.monotonic() - began
+        return run
+
+    @contextlib.contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
+
+    def to_the_end(self) -> Result:
+        """Both phases; whatever happens, the run directory and the tracker say how it ended."""
+        if self.resumed and resume.is_finished(self.directory, self.config.rounds):
+            return self._already_finished()
+        status, message = "FAILED", ""
+        try:
+            with _interruptible():
+                result = self._phases()
+            status = "FINISHED"
+            return result
+        except KeyboardInterrupt as stop:
+            status, message = "KILLED", f"interrupted {stop}".strip()
+            raise
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self.directory.write_json("status.json", {"status": status, "message": message})
+            self.tracker.finish(status, message)  # type: ignore[arg-type]
+            for problem in self.tracker.problems:
+                self.display.line(f"warning: {problem}")
+
+    def _already_finished(self) -> Result:
+        import pandas as pd
+
+        self.display.line(f"{self.directory.path.name} has finished all {self.config.rounds} rounds; nothing to do")
+        self.tracker.finish("FINISHED", "")
+        summary = self.directory.read_json("summary.json")
+        return Result(pd.read_parquet(self.directory.path / "metrics.parquet"), summary, self.directory.path)
+
+    def _phases(self) -> Result:
+        config, prepared = self.config, self.prepared
+        rule = _plugin("aggregation", config.aggregation).build()
+        with contextlib.ExitStack() as stack:
+            with self.timed("start"):
+                placement, where = stack.enter_context(session(config.resources))
+                self.display.line(f"{where}; {placement}")
+                pool = Pool(placement, config.resources)
+                setup = WorkerSetup(
+                    config.seed, _plugin("model", config.model), _plugin("local", config.local),
+                    tuple(config.data.augment), config.resources.precision == "bf16",
+                    _measures(config.aggregation, rule),
+                )
+                pool.configure(setup, put(prepared.split), put(prepared.partition))
+            with self.timed("generate"):
+                self.display.phase("images")
+                synthetic = synthesise(
+                    pool, _plugin("generator", config.generator), prepared.split, prepared.quota_KC, config.seed,
+                    config.output.cache, self.display,
+                )
+            self.notes += synthetic.notes
+            server = Server(
+                config, pool, prepared.partition.sizes_K, synthetic, setup.local.build(), rule,
+                _plugin("server", config.server).build(), len(prepared.split.test_labels_N),
+            )
+            model = _initial_model(config, prepared)
+            state = self._rounds(server, model)
+            if pool.lost:
+                self.notes.append(f"{pool.lost} workers were lost and replaced; their unfinished work was done again")
+        self.seconds.update(server.seconds)
+        return self._finish(state, model, synthetic)
+
+    def _rounds(self, server: Server, model: FlatModel) -> ServerState:
+        self.state = server.initial(model.state())
+        if self.resumed:
+            found = run_state.load(self.directory.checkpoints)
+            if found is not None:
+                self.state, notes = found
+                self.notes += notes
+            for note in [*self.notes, f"resuming {self.directory.path.name} after round {self.state.round}"]:
+                self.display.line(note)
+            if self.state.rule:
+                server.rule.load_state(self.state.rule)
+            for row in self.state.rows:
+                self.tracker.log_round(int(row["round"]), _tracked(row))
+        self.display.phase("round")
+        first, began = self.state.round, time.monotonic()
+
+        def after_round(state: ServerState) -> None:
+            self.state = state
+            pace = (time.monotonic() - began) / (state.round - first)
+            row, left = state.rows[-1], self.config.rounds - state.round
+            shown = {k: v for k, v in row.items() if k in ("accuracy", "loss", "train_loss")}
+            self.display.round(state.round, self.config.rounds, shown, pace * left)
+            with self.timed("track"):
+                self.tracker.log_round(state.round, _tracked(row))
+            if state.round % self.config.output.checkpoint_every == 0 or not left:
+                self._checkpoint()
+
+        try:
+            return server.run(self.state, after_round)
+        except KeyboardInterrupt:
+            self._checkpoint()
+            raise
+
+    def _checkpoint(self) -> None:
+        if self.state is None:
+            return
+        try:
+            with self.timed("checkpoint"):
+                run_state.save(self.directory.checkpoints, self.state, self.config.output.keep_checkpoints)
+        except CheckpointError as error:
+            self.notes.append(str(error))
+            self.display.line(f"warning: {error}")
+
+    def _finish(self, state: ServerState, model: FlatModel, synthetic: Synthetic) -> Result:
+        directory, tracker = self.directory, self.tracker
+        model.load(state.model)
+        model_path, model_sha256 = directory.write_model(model.state_dict())
+        metrics = directory.write_metrics(state.rows, state.client_rows)
+        with self.timed("track"):
+            results.figures(directory, self.prepared, metrics, synthetic)
+            for path in sorted(directory.figures.glob("*.png")):
+                tracker.log_figure(path)
+            for name in ("metrics.parquet", "metrics.csv", "clients.parquet", "partition.npz"):
+                tracker.log_artifact(directory.path / name)
+            tracker.log_model_state(model_path)
+        self.seconds["total"] = time.monotonic() - self.began
+        summary = results.summarise(self.config, self.prepared, metrics, synthetic, self.seconds) | {
+            "status": "FINISHED",
+            "model_sha256": model_sha256,
+            "mlflow_run_id": tracker.run_id,
+            "mlflow_uri": tracker.uri,
+            "run_directory": str(directory.path),
+            "notes": [*self.config.notes, *self.notes, *tracker.problems],
+        }
+        directory.write_json("summary.json", summary)
+        tracker.log_artifact(directory.path / "summary.json")
+        self.display.summary(summary)
+        return Result(metrics, summary, directory.path)
+
+
+def _tracked(row: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if name != "round"}
+
+
+def _plugin(kind: str, section: Section) -> Plugin:
+    return Plugin(kind, section.name, section.params)
+
+
+def _measures(section: AggregationSection, rule: Any) -> dict[str, dict[str, Any]]:
+    """The statistics of trained clients that a rule needs, with their options from its own keys."""
+    options = {key: section.params.get(key) for key in ("probe", "probe_size", "layers")}
+    return {need: options for need in rule.needs}
+
+
+def _initial_model(config: Config, prepared: Prepared) -> FlatModel:
+    split = prepared.split
+    build = _plugin("model", config.model).build
+    return FlatModel(build_model(build, split.channels, split.image_size, split.classes, config.seed))
+
+
+def _say_plan(display: Display, config: Config, prepared: Prepared) -> None:
+    sizes_K, quota = prepared.partition.sizes_K, int(prepared.quota_KC.sum())
+    display.line(
+        f"{prepared.split.name}: {len(prepared.split.train_labels_N):,} training images; {config.partition.name}: "
+        f"{prepared.partition.clients:,} clients of {sizes_K.min():,} to {sizes_K.max():,}; "
+        f"{config.allocation.name}: {quota:,} synthetic images"
+    )
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into Interrupted for the time of a run (in the main thread, where signals arrive)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, _: FrameType | None) -> None:
+        raise Interrupted(f"by {signal.Signals(number).name}")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

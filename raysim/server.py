@@ -1,0 +1,220 @@
+"""Phase 2: the round loop, and the state that the server carries from one round to the next."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from raysim import rng
+from raysim.config import Config
+from raysim.engine.messages import Share
+from raysim.engine.pool import Item, Pool
+from raysim.engine.rounds import Round
+from raysim.engine.store import put
+from raysim.errors import DivergenceError, RunError
+from raysim.evaluation import chunks, summarise
+from raysim.records import (
+    ClientReport,
+    ClientRows,
+    ClientTask,
+    FloatArray,
+    IntArray,
+    MetricRows,
+    ModelState,
+    RoundTable,
+    Synthetic,
+    Weights,
+)
+from raysim.training import LocalAlgorithm
+
+
+@dataclass
+class ServerState:
+    """Everything that the next round depends on, and the record of the rounds so far.
+
+    optimiser: the server optimiser's vectors.  client_states: what each client keeps between its rounds.
+    rows: one dictionary of metrics a round.  client_rows: one dictionary per client and round.
+    """
+
+    round: int
+    model: ModelState
+    optimiser: dict[str, FloatArray]
+    client_states: dict[int, Any] = field(default_factory=dict)
+    rule: dict[str, Any] = field(default_factory=dict)
+    rows: MetricRows = field(default_factory=list)
+    client_rows: ClientRows = field(default_factory=list)
+
+
+def cohort_size(clients_per_round: int | float, clients: int) -> int:
+    """Participants of a round; a fraction is rounded, and stands for at least one client."""
+    if isinstance(clients_per_round, int):
+        return clients_per_round
+    return max(1, round(clients_per_round * clients))
+
+
+def cohort(seed: int, round_: int, clients: int, size: int) -> list[int]:
+    """The participants of a round, ascending, drawn without replacement; a function of seed and round alone."""
+    drawn = rng.stream(seed, rng.COHORT, round_).choice(clients, size, replace=False, shuffle=False)
+    return sorted(int(k) for k in drawn)
+
+
+@dataclass
+class Server:
+    """The plug-ins and data of a run, and one method for one round."""
+
+    config: Config
+    pool: Pool
+    sizes_K: IntArray
+    synthetic: Synthetic
+    algorithm: LocalAlgorithm
+    rule: Any
+    optimiser: Any
+    test_images: int
+    seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "aggregate": 0.0, "evaluate": 0.0})
+    parameters: int = 0
+    float_buffers: int = 0
+
+    def initial(self, model: ModelState) -> ServerState:
+        """The state before round 1."""
+        parameters = len(model.params_P)
+        self.parameters, self.float_buffers = parameters, len(model.buffers_F)
+        extra = {name: np.zeros(parameters, np.float32) for name in self.algorithm.broadcast}
+        start = ModelState(model.params_P, model.buffers_F, model.counters, extra)
+        return ServerState(0, start, self.optimiser.init(parameters))
+
+    def run(self, state: ServerState, after_round: Callable[[ServerState], None]) -> ServerState:
+        """All rounds that are left; `after_round` sees each committed state."""
+        while state.round < self.config.rounds:
+            state = self.next_round(state)
+            after_round(state)
+        return state
+
+    def next_round(self, state: ServerState) -> ServerState:
+        """One round: the same state gives the same next state, whatever the workers."""
+        began = time.monotonic()
+        number = state.round + 1
+        clients = len(self.sizes_K)
+        ids = cohort(self.config.seed, number, clients, cohort_size(self.config.clients_per_round, clients))
+        tasks = [self._task(k, state) for k in ids]
+        model_ref = put(state.model)
+        keep_all = self.config.resources.on_client_failure == "raise"
+        prior = self.rule.weights(self._table(number, tasks), None) if self.rule.streams and keep_all else None
+        shares = None if prior is None else self._shares(tasks, prior.w_K)
+        round_ = Round(self.pool, number, model_ref, tasks, shares, drop_failures=not keep_all)
+        trained = time.monotonic()
+        tasks = [round_.tasks[k] for k in round_.clients]
+        if not tasks:
+            raise RunError(f"no client of round {number} finished: {next(iter(round_.dropped.values())).cause}")
+        table = self._table(number, tasks, round_.reports)
+        weights = prior or self.rule.weights(table, round_)
+        model, optimiser = self._step(state, round_, tasks, weights)
+        aggregated = time.monotonic()
+        row = self._row(number, round_, table, weights)
+        if number % self.config.evaluate_every == 0 or number == self.config.rounds:
+            row.update(self.evaluate(model))
+        row["seconds_train"], row["seconds_aggregate"] = trained - began, aggregated - trained
+        row["seconds_evaluate"] = time.monotonic() - aggregated
+        for phase in self.seconds:
+            self.seconds[phase] += row[f"seconds_{phase}"]
+        return ServerState(
+            number, model, optimiser,
+            {**state.client_states, **{k: put(s) for k, s in round_.states.items()}},
+            self.rule.state() if hasattr(self.rule, "state") else {},
+            [*state.rows, row],
+            [*state.client_rows, *self._client_rows(number, round_.reports, weights)],
+        )
+
+    def _task(self, k: int, state: ServerState) -> ClientTask:
+        quota_C = self.synthetic.quota_KC[k]
+        return ClientTask(
+            k, int(self.sizes_K[k]), int(quota_C.sum()), quota_C, self.synthetic.refs.get(k), state.client_states.get(k)
+        )
+
+    def _table(self, number: int, tasks: Sequence[ClientTask], reports: Sequence[ClientReport] = ()) -> RoundTable:
+        by_total = self.config.aggregation.weight_by == "total"
+        n_K = np.array([t.n_real + (t.n_synthetic if by_total else 0) for t in tasks])
+        names = sorted({name for report in reports for name in report.metrics})
+        columns = {name: np.array([r.metrics[name] for r in reports]) for name in names}
+        if reports:
+            columns["effective_steps"] = np.array([r.effective_steps for r in reports])
+        return RoundTable(number, np.array([t.client for t in tasks]), n_K, columns)
+
+    def _shares(self, tasks: Sequence[ClientTask], w_K: FloatArray) -> dict[int, Share]:
+        """Updates weigh by the rule, float buffers by n_k, further vectors by one over all registered clients."""
+        n_K = self._table(0, tasks).n_K
+        buffers_K = n_K / max(1, n_K.sum())
+        extra = 1.0 / len(self.sizes_K)
+        return {t.client: Share(float(w), float(b), extra) for t, w, b in zip(tasks, w_K, buffers_K, strict=True)}
+
+    def _step(
+        self, state: ServerState, round_: Round, tasks: Sequence[ClientTask], weights: Weights
+    ) -> tuple[ModelState, dict[str, FloatArray]]:
+        """The next global model from the round's exact sums."""
+        update_P, buffers_F, counters, sums = round_.sums(self._shares(tasks, weights.w_K))
+        extra = {name: v.astype(np.float64) for name, v in state.model.extra.items()}
+        extra, update_P = self.algorithm.server_update(extra, sums, update_P)
+        optimiser, step_P = self.optimiser.step(state.optimiser, update_P)
+        params_P = (state.model.params_P + step_P).astype(np.float32)
+        if not np.isfinite(params_P).all():
+            raise DivergenceError(-1, round_.number, "the global model is no longer finite after the server's step")
+        as_float32 = {name: v.astype(np.float32) for name, v in extra.items()}
+        return ModelState(params_P, buffers_F.astype(np.float32), counters, as_float32), optimiser
+
+    def evaluate(self, model: ModelState) -> dict[str, float]:
+        """Accuracy and loss of a global model on the test split."""
+        ref = put(model)
+        items = [Item(chunk, 1.0, f"evaluation of chunk {chunk}") for chunk in range(chunks(self.test_images))]
+        answers = self.pool.map(items, lambda actor, which: actor.evaluate.remote(ref, which))
+        return summarise(result for _, _, results in answers for result in results)
+
+    def _row(self, number: int, round_: Round, table: RoundTable, weights: Weights) -> dict[str, float]:
+        reports = round_.reports
+        n_K = np.array([r.n_real + r.n_synthetic for r in reports])
+        row: dict[str, float] = {
+            "round": number,
+            "train_loss": float(np.average([r.loss for r in reports], weights=n_K)),
+            "participants": len(reports),
+            "dropped": len(round_.dropped),
+            "samples": int(n_K.sum()),
+            "steps": sum(r.steps for r in reports),
+            "weight_max": float(weights.w_K.max()),
+            "weight_entropy": _entropy(weights.w_K),
+            "update_norm_mean": float(np.mean([r.delta_norm for r in reports])),
+        }
+        row.update(self._traffic(reports))
+        for name in sorted(reports[0].metrics):
+            row[f"{name}_mean"] = float(table.columns[name].mean())
+        row.update({name: value for name, value in weights.info.items() if isinstance(value, int | float)})
+        return row
+
+    def _traffic(self, reports: Sequence[ClientReport]) -> dict[str, float]:
+        """Bytes that the participants of a real federation would exchange: float32 vectors, and 8 bytes a scalar."""
+        vector = 4 * (self.parameters + self.float_buffers)
+        down = vector + 4 * self.parameters * len(self.algorithm.broadcast)
+        up = vector + 4 * self.parameters * len(self.algorithm.summed)
+        scalars = 8 * (3 + max((len(r.metrics) for r in reports), default=0))
+        k = len(reports)
+        return {"bytes_down": k * down, "bytes_up": k * (up + scalars)}
+
+    def _client_rows(
+        self, number: int, reports: Sequence[ClientReport], weights: Weights
+    ) -> ClientRows:
+        rows: ClientRows = []
+        for i, report in enumerate(reports):
+            row = {
+                "round": number, "client": report.client, "n_real": report.n_real, "n_synthetic": report.n_synthetic,
+                "steps": report.steps, "loss": report.loss, "update_norm": report.delta_norm,
+                "seconds": report.seconds, "weight": float(weights.w_K[i]), **report.metrics,
+            }
+            if weights.scores_K is not None:
+                row["score"] = float(weights.scores_K[i])
+            rows.append(row)
+        return rows
+
+
+def _entropy(w_K: FloatArray) -> float:
+    """Entropy of the weights over its maximum: 1 for equal weights, 0 for one client that decides alone."""
+    w = w_K[w_K > 0]
+    return float(-(w * np.log(w)).sum() / np.log(len(w_K))) if len(w_K) > 1 else 0.0

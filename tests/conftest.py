@@ -1,0 +1,42 @@
+"""Shared by all tests: a small real run, and one Ray for those that need it."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.pop("RAY_ADDRESS", None)
+
+
+@pytest.fixture(scope="session")
+def ray_here() -> Iterator[None]:
+    """A local Ray with room for 8 workers, shared by the tests of a session; runs inside it join it."""
+    import ray
+
+    with tempfile.TemporaryDirectory(prefix="raysim-test-", dir="/tmp") as folder:
+        ray.init(
+            address="local", num_cpus=8, include_dashboard=False, object_store_memory=400_000_000, log_to_driver=False,
+            logging_level="ERROR", _temp_dir=folder,
+        )
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> dict[str, Any]:
+    """A configuration that trains for about a second: 300 real digits, 6 skewed clients, 3 rounds, no tracking."""
+    return {
+        "rounds": 3,
+        "clients_per_round": 4,
+        "data": {"name": "digits", "train_samples": 300, "test_samples": 100},
+        "partition": {"name": "dirichlet", "clients": 6, "alpha": 0.3, "min_samples": 5},
+        "model": {"name": "cnn", "width": 8, "hidden": 32},
+        "local": {"name": "sgd", "epochs": 1, "batch_size": 16, "lr": 0.1},
+        "resources": {"workers": 2},
+        "tracking": {"uri": "none"},
+        "output": {"dir": str(tmp_path / "runs"), "checkpoint_every": 1, "cache": str(tmp_path / "cache")},
+    }

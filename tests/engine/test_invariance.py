@@ -1,0 +1,80 @@
+"""The same bits, whatever runs it."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import raysim
+
+pytestmark = pytest.mark.usefixtures("ray_here")
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {"aggregation": {"name": "fedavg"}},
+    "fedoui": {"aggregation": {"name": "fedoui"}},
+    "fedalign with batch normalisation": {
+        "aggregation": {"name": "fedalign"},
+        "model": {"name": "tiny_models:batch_norm_cnn"},
+    },
+    "fedprox with server adam and augmentation": {
+        "local": {"name": "fedprox", "mu": 0.1, "momentum": 0.9, "lr": 0.05},
+        "server": {"name": "adam", "lr": 0.01},
+        "data": {"name": "digits", "train_samples": 300, "test_samples": 100, "augment": ["crop", "flip"]},
+    },
+}
+TIMES = ["seconds_train", "seconds_aggregate", "seconds_evaluate", "seconds"]
+
+
+def timeless(frame: pd.DataFrame) -> pd.DataFrame:
+    """Metrics but for wall times."""
+    return frame.drop(columns=[c for c in TIMES if c in frame])
+
+
+def outcome(config: dict[str, Any], **keys: Any) -> tuple[str, str, pd.DataFrame, pd.DataFrame]:
+    result = raysim.run({**config, **keys})
+    clients = pd.read_parquet(Path(result.directory) / "clients.parquet")
+    return result.summary["model_sha256"], result.summary["synthetic_sha256"], timeless(result.metrics), timeless(clients)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_number_of_workers_changes_no_bit(small: dict[str, Any], method: str):
+    one, *others = (outcome({**small, **METHODS[method]}, resources={"workers": n}) for n in (1, 2, 4))
+    for other in others:
+        assert other[:2] == one[:2]
+        pd.testing.assert_frame_equal(other[2], one[2], check_exact=True)
+        pd.testing.assert_frame_equal(other[3], one[3], check_exact=True)
+    assert one[2]["accuracy"].nunique() > 1  # it did train
+
+
+def test_another_seed_gives_another_model(small: dict[str, Any]):
+    assert outcome(small)[0] != outcome(small, seed=1)[0]
+
+
+def test_methods_are_compared_on_the_same_cohorts(small: dict[str, Any]):
+    """Who takes part, and with which samples, is a function of the seed alone."""
+    plain, prox, oui = (
+        outcome({**small, **change})[3]
+        for change in ({}, {"local": {"name": "fedprox", "mu": 1.0}}, {"aggregation": {"name": "fedoui"}})
+    )
+    for other in (prox, oui):
+        assert other[["round", "client", "n_real"]].equals(plain[["round", "client", "n_real"]])
+    for _, cohort in plain.groupby("round"):
+        assert cohort["client"].is_unique
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"local": {"name": "fedprox", "mu": 0.0, "epochs": 1, "batch_size": 16, "lr": 0.1}},
+        {"aggregation": {"name": "fedoui", "gamma": 0.0}},
+        {"aggregation": {"name": "fedalign", "eta": 0.0}},
+        {"aggregation": {"name": "fedoui_align", "gamma": 0.0, "eta": 0.0}},
+        {"allocation": {"name": "uniform", "total": 0}},
+        {"evaluate_every": 3},
+    ],
+    ids=lambda change: str(next(iter(change.values()))),
+)
+def test_what_is_switched_off_leaves_fedavg_bit_for_bit(small: dict[str, Any], change: dict[str, Any]):
+    """mu = 0, gamma = 0, eta = 0, no images, fewer evaluations: the model is plain FedAvg's."""
+    assert outcome({**small, **change})[0] == outcome(small)[0]

@@ -1,0 +1,69 @@
+"""Sums over clients are exact, hence the same in any order and grouping."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, ExactSum, check_weights, limit, total, within
+
+
+def add_all(values: list[np.ndarray], weights: list[float], bits: int = PARAM_BITS) -> np.ndarray:
+    running = ExactSum(len(values[0]), bits)
+    for v, w in zip(values, weights, strict=True):
+        running.add(torch.from_numpy(v), w)
+    return running.units.numpy()
+
+
+def test_a_weighted_sum_of_two_numbers():
+    """0.25 * 3 + 0.75 * -1 = 0, 0.25 * 1 + 0.75 * 2 = 1.75; all of it exact in binary."""
+    units = add_all([np.array([3.0, 1.0], np.float32), np.array([-1.0, 2.0], np.float32)], [0.25, 0.75])
+    assert total([units], PARAM_BITS).tolist() == [0.0, 1.75]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 12), st.integers(1, 5))
+def test_any_order_and_grouping_gives_the_same_bits(seed: int, clients: int, groups: int):
+    """Values span nine orders of magnitude, where ordinary float sums do depend on the order."""
+    rng = np.random.default_rng(seed)
+    values = [(rng.normal(size=40) * 10.0 ** rng.integers(-6, 3)).astype(np.float32) for _ in range(clients)]
+    w = rng.dirichlet(np.ones(clients))
+    whole = total([add_all(values, w.tolist())], PARAM_BITS)
+    order = rng.permutation(clients)
+    owner = rng.integers(0, groups, clients)
+    parts = [
+        add_all([values[k] for k in order if owner[k] == g], [w[k] for k in order if owner[k] == g])
+        for g in range(groups)
+        if (owner == g).any()
+    ]
+    assert total(parts, PARAM_BITS).tobytes() == whole.tobytes()
+
+
+def test_the_error_is_at_most_half_a_grid_step_a_client():
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=100).astype(np.float32) for _ in range(50)]
+    w = rng.dirichlet(np.ones(50))
+    exact = sum(np.longdouble(wk) * v.astype(np.longdouble) for wk, v in zip(w, values, strict=True))
+    assert np.abs(total([add_all(values, w.tolist())], PARAM_BITS) - exact).max() <= 50 * 2.0**-PARAM_BITS / 2 + 1e-18
+
+
+@pytest.mark.parametrize("bits", [PARAM_BITS, BUFFER_BITS])
+def test_the_largest_allowed_values_do_not_overflow(bits: int):
+    """Four weights of 1 (the largest sum allowed) times the limit: 4 * 2^50 = 2^52 units, below 2^53, and exact."""
+    largest = np.array([limit(bits), -limit(bits)], np.float32)
+    units = add_all([largest] * 4, [1.0] * 4, bits)
+    assert np.abs(units).max() == 2.0**52
+    assert total([units], bits).tolist() == [4 * limit(bits), -4 * limit(bits)]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1025.0, -1e30])
+def test_values_outside_the_range_are_noticed(bad: float):
+    assert not within(torch.tensor([0.0, bad]), PARAM_BITS)
+    assert within(torch.tensor([0.0, 1024.0, -1024.0]), PARAM_BITS)
+    assert within(torch.empty(0), PARAM_BITS)
+
+
+@pytest.mark.parametrize("bad", [[float("nan"), 0.5], [float("inf")], [3.0, -3.0]])
+def test_weights_that_no_exact_sum_allows_are_refused(bad: list[float]):
+    with pytest.raises(ValueError, match="finite"):
+        check_weights(np.array(bad))

@@ -1,0 +1,137 @@
+"""The command line answers fast, speaks plainly, and its exit codes say how it went."""
+
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+from raysim import cli
+from raysim.errors import ConfigError, RunError, UserError
+from raysim.plugins import KINDS, available
+
+HEAVY = ("torch", "ray", "mlflow", "diffusers", "numpy", "pandas", "matplotlib")
+
+
+def call(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
+    """(exit code, standard output, standard error) of the command line, in this process."""
+    monkeypatch.setattr(sys, "argv", ["raysim", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    output = capsys.readouterr()
+    return int(stopped.value.code or 0), output.out, output.err
+
+
+def raysim(*arguments: str, cwd=None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "raysim", *arguments], capture_output=True, text=True, timeout=120, cwd=cwd
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["run", "--help"]], ids=" ".join)
+def test_help_and_list_load_nothing_heavy(arguments):
+    script = (
+        f"import sys; sys.argv = ['raysim', *{arguments!r}]; from raysim import cli\n"
+        "try: cli.main()\n"
+        f"except SystemExit as stop: print('loaded', stop.code, sorted(set(sys.modules) & set({HEAVY!r})))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded 0 []"
+
+
+def test_help_answers_in_under_half_a_second():
+    """Median of five, each a process of its own."""
+
+    def seconds() -> float:
+        began = time.monotonic()
+        assert raysim("--help").returncode == 0
+        return time.monotonic() - began
+
+    assert statistics.median(seconds() for _ in range(5)) < 0.5
+
+
+def test_help_names_every_command_with_a_line_of_explanation(monkeypatch, capsys):
+    code, out, _ = call(monkeypatch, capsys, "--help")
+    assert code == 0
+    for name, command in cli.commands.commands.items():
+        assert any(line.split()[0] == name and len(line.split()) > 4 for line in out.splitlines() if line.split())
+        assert command.help
+
+
+def test_list_shows_every_plugin_with_the_first_line_of_its_docstring(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
+    code, out, _ = call(monkeypatch, capsys, "list")
+    assert code == 0 and max(map(len, out.splitlines())) <= 100
+    text = "".join(out.split())  # lines are wrapped, also at hyphens
+    for kind in KINDS:
+        assert (f"{kind}.name" if kind != "modifier" else "partition.<modifier>") in text
+        for name, (_, doc) in available(kind).items():
+            assert "".join([name, *doc.split()]) in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Usage"),
+        (["runn"], "No such command 'runn'"),
+        (["run"], "Missing argument 'CONFIG'"),
+        (["run", "x.yaml", "--seed", "3"], "No such option '--seed'"),
+    ],
+    ids=["nothing", "misspelt", "no configuration", "option"],
+)
+def test_a_wrong_command_line_is_refused_with_code_2(monkeypatch, capsys, arguments, said):
+    code, out, err = call(monkeypatch, capsys, *arguments)
+    assert code == 2 and said in out + err and "Traceback" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ConfigError(["lr = 0: must be more"], "x.yaml"), 2, "error: 1 problem in x.yaml:\n  - lr = 0: must be more\n"),
+        (UserError("data.path = 'x': does not exist"), 2, "error: data.path = 'x': does not exist\n"),
+        (RunError("client 3 failed in round 2: ValueError"), 1, "error: client 3 failed in round 2: ValueError\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+    ids=["configuration", "input", "run", "interrupt"],
+)
+def test_the_exit_code_says_what_went_wrong(monkeypatch, capsys, error, code, said):
+    import raysim.runner
+
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(raysim.runner, "run", failing)
+    got, out, err = call(monkeypatch, capsys, "run", "x.yaml")
+    assert (got, out) == (code, "") and said in err and "Traceback" not in err
+
+
+REFUSED = {
+    "unknown key": (["roudns=3"], "did you mean 'rounds'?"),
+    "GPU share without a GPU": (["resources.gpus_per_worker=0.5"], "resources.gpus_per_worker = 0.5: no GPU was found"),
+    "folder as a tracking store": (["tracking.uri=./mlruns"], "use sqlite:///"),
+    "output below a file": (["output.dir=occupied/runs"], "output.dir"),
+    "data path": (["data.name=parquet", "data.path=nowhere"], "nowhere does not exist"),
+}
+
+
+@pytest.mark.parametrize(("overrides", "said"), REFUSED.values(), ids=REFUSED)
+def test_input_that_cannot_work_is_refused_before_ray_starts(monkeypatch, capsys, tmp_path, overrides, said):
+    """In a folder of its own, which stays as it was: no run directory, no tracking store."""
+    import torch
+
+    if "gpus" in overrides[0] and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    (tmp_path / "occupied").write_text("a file, not a folder")
+    (tmp_path / "x.yaml").write_text("data: {name: digits}\nrounds: 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    code, out, err = call(monkeypatch, capsys, "run", "x.yaml", *overrides)
+    assert code == 2 and said in err
+    assert "Traceback" not in err and "Ray" not in out and len(err.splitlines()) < 20
+    assert {path.name for path in tmp_path.iterdir()} == {"occupied", "x.yaml"}
+
+
+def test_a_process_that_is_given_no_configuration_names_path_and_exits_with_2(tmp_path):
+    done = raysim("run", "missing.yaml", cwd=tmp_path)
+    assert done.returncode == 2 and str(tmp_path / "missing.yaml") in done.stderr and "Traceback" not in done.stderr
