@@ -1,19 +1,16 @@
 """raysim: exact, fast federated-learning simulation on label-skewed data."""
 
+import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load_config", "run"]
+__all__ = ["Result", "__version__", "load_config", "run"]
+
+_HOMES = {"run": "raysim.runner", "Result": "raysim.runner", "load_config": "raysim.config"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public functions when they are first used, so that `import raysim` stays light."""
-    if name == "run":
-        from raysim.runner import run
-
-        return run
-    if name == "load_config":
-        from raysim.config import load_config
-
-        return load_config
+    """Import the public names when they are first used, so that `import raysim` stays light."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'raysim' has no attribute {name!r}")

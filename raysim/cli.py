@@ -50,6 +50,56 @@ def pretrain(config: str, overrides: tuple[str, ...]) -> None:
     click.echo(pretrain_generator(config, overrides))
 
 
+@commands.command()
+@click.argument("config", type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--policies", metavar="NAME,...", help="Policies to compare; by default every built-in one.")
+@click.option("--betas", metavar="BETA,...", help="Budgets of FedEAS to tabulate, such as 4,8,12,16.")
+@click.option("--seeds", metavar="0-29", help="Also show how the totals vary over the partitions of these seeds.")
+@click.option("--json", "as_data", is_flag=True, help="Print the plan as JSON.")
+@click.option("--no-measure", is_flag=True, help="Do not time the generator, for an answer at once.")
+@click.option("--figures", type=click.Path(), metavar="DIR", help="Draw heat maps, Lorenz curves, budget curve.")
+@click.option("--save-partition", type=click.Path(), metavar="PATH", help="Save who owns what as .json or .npz.")
+def plan(
+    config: str, overrides: tuple[str, ...], policies: str | None, betas: str | None, seeds: str | None, as_data: bool,
+    no_measure: bool, figures: str | None, save_partition: str | None,
+) -> None:
+    """Show what each policy would cost and remove, before any image is made. Starts no Ray.
+
+    CONFIG is a YAML file, KEY=VALUE as for `run`. experiments/cifar10_counts.yaml needs no data set, only label counts.
+    """
+    from raysim.data.index_file import save_partition as save
+    from raysim.plan_table import print_json, print_plan
+    from raysim.planning import draw
+    from raysim.planning import plan as make_plan
+
+    planned = make_plan(
+        config, overrides, policies=policies, betas=betas, seeds=seeds, measure_speed=not no_measure
+    )
+    (print_json if as_data else print_plan)(planned)
+    if save_partition is not None:
+        save(planned.partition, save_partition)
+    for path in draw(planned, figures) if figures is not None else []:
+        click.echo(path, err=True)
+    planned.check()
+
+
+@commands.command()
+@click.argument("file", type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+def sweep(file: str, overrides: tuple[str, ...]) -> None:
+    """Run every combination of a grid on one Ray, and tabulate mean and standard deviation over seeds.
+
+    FILE is a YAML file with `base`, a configuration, and `grid`, lists of values for its keys; KEY=VALUE changes the
+    base. What is finished is skipped when it is started again. The last line of the output is the directory of results.
+    """
+    from raysim.sweep import sweep as run_sweep
+
+    result = run_sweep(file, overrides)
+    click.echo(result.directory)
+    result.check()
+
+
 @commands.command("list")
 def list_plugins() -> None:
     """Show every plug-in that a configuration can name, by section of the configuration."""

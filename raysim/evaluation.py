@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from raysim.records import ByteArray, IntArray
 from raysim.flat_model import FlatModel, ImageScale
+from raysim.records import ByteArray, IntArray
 
 CHUNK = 100  # images at a time: small enough to stay in a core's cache; fixed, so that sharding cannot change a bit
 

@@ -53,9 +53,9 @@ def make_quota(config: Config, partition: Partition) -> IntArray:
     return quota_KC
 
 
-def prepare(config: Config) -> Prepared:
-    """Load the data, deal it out, work out the quota.  Raises UserError for anything that cannot work."""
-    split = load_split(config)
+def prepare(config: Config, split: Split | None = None) -> Prepared:
+    """Load the data (unless given), deal it out, work out the quota.  Raises UserError for what cannot work."""
+    split = split or load_split(config)
     partition = make_partition(config, split)
     if isinstance(config.clients_per_round, int) and config.clients_per_round > partition.clients:
         raise UserError(

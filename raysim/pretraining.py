@@ -1,4 +1,4 @@
-"""`raysim pretrain`: a configuration, its data set, and the training of a generator with its progress on the terminal."""
+"""`raysim pretrain`: from a configuration to a data set and a trained generator, with progress on the terminal."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,7 +22,7 @@ def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
         apply_overrides(plain, overrides)
         config = validate(PretrainConfig, plain, str(source))
         split = _load(config.data)
-        display.line(f"{split.name}: {len(split.train_labels_N):,} training images; training for {config.steps:,} steps")
+        display.line(f"{split.name}: {len(split.train_labels_N):,} training images; {config.steps:,} steps")
         display.phase("steps")
 
         def show(progress: dict[str, Any]) -> None:

@@ -68,7 +68,8 @@ def problems_of(
         steps, schema, siblings = _locate(root, [str(step) for step in item["loc"]])
         key, value = ".".join([prefix, *steps] if prefix else steps), _value(given, steps)
         if item["type"] == "extra_forbidden":
-            lines[key] = f"{key} = {show(value)}: {_no_such_key(steps[-1], sorted({*siblings, *also}), elsewhere)}"
+            beside = {*siblings, *(also if len(steps) == 1 else ())}
+            lines[key] = f"{key} = {show(value)}: {_no_such_key(steps[-1], sorted(beside), elsewhere)}"
             continue
         must = accepted(schema, root)
         if item["type"] == "missing":

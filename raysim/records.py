@@ -155,7 +155,7 @@ class RoundTable:
 
 @dataclass(frozen=True)
 class Weights:
-    """A rule's answer: w_K sums to 1; scores_K and info are logged (for example the mode of a fit)."""
+    """A rule's answer: w_K sums to 1 (but for FedNova's); scores_K and info are logged, such as the mode of a fit."""
 
     w_K: FloatArray
     scores_K: FloatArray | None = None

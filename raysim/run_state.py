@@ -24,8 +24,9 @@ def save(directory: "Path", state: ServerState, keep: int) -> None:
     arrays.update({f"optimiser/{name}": v for name, v in state.optimiser.items()})
     for client, ref in state.client_states.items():
         arrays.update({f"client/{client}/{name}": v for name, v in get(ref).items()})
-    arrays.update({f"history/{name}": v for name, v in _columns(state.client_rows).items()})
-    meta = {"rule": state.rule, "rows": state.rows}
+    history = _columns(state.client_rows)
+    arrays.update({f"history/{name}": v for name, v in history.items()})
+    meta = {"rule": state.rule, "rows": state.rows, "history": list(history)}
     checkpoint.save(directory, state.round, arrays, meta, keep)
 
 
@@ -47,7 +48,7 @@ def load(directory: "Path") -> tuple[ServerState, list[str]] | None:
         {client: put(kept) for client, kept in clients.items()},
         found.meta["rule"],
         found.meta["rows"],
-        _rows(_below(arrays, "history/")),
+        _rows({name: arrays[f"history/{name}"] for name in found.meta["history"]}),
     )
     return state, found.notes
 

@@ -10,26 +10,27 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from raysim import resume, results, run_state
+from raysim import results, resume, run_state
+from raysim.assemble import check_plugins, initial_model, plugin, worker_setup
 from raysim.checkpoint import CheckpointError
-from raysim.config import AggregationSection, Config, Section, load_config
+from raysim.config import Config, load_config
 from raysim.display import Display
-from raysim.engine.messages import Plugin, WorkerSetup
-from raysim.engine.pool import Pool
-from raysim.engine.session import local_placement, session
+from raysim.engine.session import Session, local_placement
 from raysim.engine.store import put
 from raysim.errors import UserError
-from raysim.flat_model import FlatModel, build_model
+from raysim.flat_model import FlatModel
 from raysim.prepare import Prepared, prepare
-from raysim.records import Synthetic
+from raysim.records import Split, Synthetic
 from raysim.run_directory import RunDirectory
-from raysim.server import Server, ServerState, cohort_size
+from raysim.server import Server, ServerState
 from raysim.synthesis import synthesise
 from raysim.tracking import NullTracker, Tracker, check_uri
 from raysim.yaml_io import read_yaml
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from raysim.engine.pool import Pool
 
 Source = str | Path | Mapping[str, Any] | Config
 
@@ -47,11 +48,20 @@ class Result:
     directory: Path
 
 
-def run(source: Source, overrides: Iterable[str] = (), *, resume: bool = False, **keys: Any) -> Result:
+def run(
+    source: Source,
+    overrides: Iterable[str] = (),
+    *,
+    resume: bool = False,
+    session: Session | None = None,
+    split: Split | None = None,
+    **keys: Any,
+) -> Result:
     """Run a configuration: a YAML file, a mapping, or a Config.
 
     overrides: dotted keys as on the command line (`allocation.beta=8`).  keys: top-level keys, such as rounds=5.
     resume: go on with the newest run of this configuration, from its last checkpoint, to the same result.
+    session, split: an open Ray session and a loaded data set, for runs that follow one another.
     Raises ConfigError or UserError, before Ray starts, for input that cannot work, and RunError for a run that failed.
     """
     with Display() as display:
@@ -60,7 +70,7 @@ def run(source: Source, overrides: Iterable[str] = (), *, resume: bool = False, 
         config = _configuration(source, overrides, keys)
         for note in config.notes:
             display.line(f"note: {note}")
-        return _Run.begin(config, name, display, resume).to_the_end()
+        return _Run.begin(config, name, display, resume, split).to_the_end(session)
 
 
 def _configuration(source: Source, overrides: Iterable[str], keys: dict[str, Any]) -> Config:
@@ -87,16 +97,14 @@ class _Run:
     state: ServerState | None = None
 
     @classmethod
-    def begin(cls, config: Config, name: str, display: Display, resumed: bool) -> "_Run":
+    def begin(cls, config: Config, name: str, display: Display, resumed: bool, split: Split | None) -> "_Run":
         """Everything that can be refused is refused here, before Ray starts."""
         began = time.monotonic()
         check_uri(config.tracking.uri)
         placement = local_placement(config.resources)
         directory = resume.find(config, name) if resumed else None
-        prepared = prepare(config)
-        rule = _plugin("aggregation", config.aggregation).build()
-        if hasattr(rule, "check"):
-            rule.check(cohort_size(config.clients_per_round, prepared.partition.clients))
+        prepared = prepare(config, split)
+        check_plugins(config, prepared)
         _say_plan(display, config, prepared)
         identity = {"config_hash": config.hash(), "partition_sha256": prepared.partition.sha256(), "name": name}
         before = directory.read_json("run.json") if directory else {}
@@ -124,14 +132,14 @@ class _Run:
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
 
-    def to_the_end(self) -> Result:
+    def to_the_end(self, session: Session | None) -> Result:
         """Both phases; whatever happens, the run directory and the tracker say how it ended."""
         if self.resumed and resume.is_finished(self.directory, self.config.rounds):
             return self._already_finished()
         status, message = "FAILED", ""
         try:
             with _interruptible():
-                result = self._phases()
+                result = self._with_session(session)
             status = "FINISHED"
             return result
         except KeyboardInterrupt as stop:
@@ -154,35 +162,41 @@ class _Run:
         summary = self.directory.read_json("summary.json")
         return Result(pd.read_parquet(self.directory.path / "metrics.parquet"), summary, self.directory.path)
 
-    def _phases(self) -> Result:
-        config, prepared = self.config, self.prepared
-        rule = _plugin("aggregation", config.aggregation).build()
+    def _with_session(self, session: Session | None) -> Result:
+        began = time.monotonic()
         with contextlib.ExitStack() as stack:
-            with self.timed("start"):
-                placement, where = stack.enter_context(session(config.resources))
-                self.display.line(f"{where}; {placement}")
-                pool = Pool(placement, config.resources)
-                setup = WorkerSetup(
-                    config.seed, _plugin("model", config.model), _plugin("local", config.local),
-                    tuple(config.data.augment), config.resources.precision == "bf16",
-                    _measures(config.aggregation, rule),
-                )
-                pool.configure(setup, put(prepared.split), put(prepared.partition))
-            with self.timed("generate"):
-                self.display.phase("images")
-                synthetic = synthesise(
-                    pool, _plugin("generator", config.generator), prepared.split, prepared.quota_KC, config.seed,
-                    config.output.cache, self.display,
-                )
-            self.notes += synthetic.notes
-            server = Server(
-                config, pool, prepared.partition.sizes_K, synthetic, setup.local.build(), rule,
-                _plugin("server", config.server).build(), len(prepared.split.test_labels_N),
+            if session is None:
+                session = stack.enter_context(Session(self.config.resources))
+                stack.enter_context(_interruptible())  # again: Ray takes SIGTERM for itself when it starts
+            try:
+                pool = session.pool(self.config.resources)
+                self.display.line(f"{session.where}; {pool.placement}")
+                self.seconds["start"] = time.monotonic() - began
+                return self._phases(pool)
+            except BaseException:
+                session.discard_pool()
+                raise
+
+    def _phases(self, pool: "Pool") -> Result:
+        config, prepared = self.config, self.prepared
+        rule = plugin("aggregation", config.aggregation).build()
+        setup = worker_setup(config, rule)
+        pool.configure(setup, put(prepared.split), put(prepared.partition))
+        with self.timed("generate"):
+            self.display.phase("images")
+            synthetic = synthesise(
+                pool, plugin("generator", config.generator), prepared.split, prepared.quota_KC, config.seed,
+                config.output.cache, self.display,
             )
-            model = _initial_model(config, prepared)
-            state = self._rounds(server, model)
-            if pool.lost:
-                self.notes.append(f"{pool.lost} workers were lost and replaced; their unfinished work was done again")
+        self.notes += synthetic.notes
+        server = Server(
+            config, pool, prepared.partition.sizes_K, synthetic, setup.local.build(), rule,
+            plugin("server", config.server).build(), len(prepared.split.test_labels_N),
+        )
+        model = initial_model(config, prepared)
+        state = self._rounds(server, model)
+        if pool.lost:
+            self.notes.append(f"{pool.lost} workers were lost and replaced; their unfinished work was done again")
         self.seconds.update(server.seconds)
         return self._finish(state, model, synthetic)
 
@@ -258,22 +272,6 @@ class _Run:
 
 def _tracked(row: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in row.items() if name != "round"}
-
-
-def _plugin(kind: str, section: Section) -> Plugin:
-    return Plugin(kind, section.name, section.params)
-
-
-def _measures(section: AggregationSection, rule: Any) -> dict[str, dict[str, Any]]:
-    """The statistics of trained clients that a rule needs, with their options from its own keys."""
-    options = {key: section.params.get(key) for key in ("probe", "probe_size", "layers")}
-    return {need: options for need in rule.needs}
-
-
-def _initial_model(config: Config, prepared: Prepared) -> FlatModel:
-    split = prepared.split
-    build = _plugin("model", config.model).build
-    return FlatModel(build_model(build, split.channels, split.image_size, split.classes, config.seed))
 
 
 def _say_plan(display: Display, config: Config, prepared: Prepared) -> None:

@@ -192,8 +192,10 @@ class Server:
     def _traffic(self, reports: Sequence[ClientReport]) -> dict[str, float]:
         """Bytes that the participants of a real federation would exchange: float32 vectors, and 8 bytes a scalar."""
         vector = 4 * (self.parameters + self.float_buffers)
-        down = vector + 4 * self.parameters * len(self.algorithm.broadcast)
-        up = vector + 4 * self.parameters * len(self.algorithm.summed)
+        down, up = (
+            vector + 4 * self.parameters * len(set(names) - set(self.algorithm.server_only))
+            for names in (self.algorithm.broadcast, self.algorithm.summed)
+        )
         scalars = 8 * (3 + max((len(r.metrics) for r in reports), default=0))
         k = len(reports)
         return {"bytes_down": k * down, "bytes_up": k * (up + scalars)}
@@ -216,5 +218,5 @@ class Server:
 
 def _entropy(w_K: FloatArray) -> float:
     """Entropy of the weights over its maximum: 1 for equal weights, 0 for one client that decides alone."""
-    w = w_K[w_K > 0]
+    w = w_K[w_K > 0] / w_K[w_K > 0].sum()
     return float(-(w * np.log(w)).sum() / np.log(len(w_K))) if len(w_K) > 1 else 0.0

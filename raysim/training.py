@@ -17,6 +17,7 @@ from raysim import rng
 from raysim.flat_model import FlatModel, ImageScale
 from raysim.records import ByteArray, FloatArray, IntArray
 
+
 @dataclass(frozen=True)
 class ClientData:
     """One client's training samples in fresh memory: real ones first, then synthetic ones."""
@@ -54,7 +55,8 @@ class Job:
     """One client's local training while it runs: what the hooks of a local algorithm see and may change.
 
     start_P: the global parameters, in memory of their own, fixed during the local phase.  lr: that of this round.
-    extra: what the server broadcasts beside the model.  state: the client's state from its last participation.  kept: whatever a hook wants to keep until `finish`.
+    extra: what the server broadcasts beside the model.  state: the client's state from its last participation.
+    kept: whatever a hook wants to keep until `finish`.
     """
 
     model: FlatModel
@@ -77,6 +79,7 @@ class LocalAlgorithm(Protocol):
     batch_size: int
     summed: ClassVar[tuple[str, ...]]
     broadcast: ClassVar[tuple[str, ...]]
+    server_only: ClassVar[tuple[str, ...]]
 
     def learning_rate(self, round_: int) -> float: ...
     def start(self, job: Job) -> None: ...
@@ -97,7 +100,10 @@ def batches(
 
     Batch statistics of one sample do not exist, so for models with batch normalisation (`norm`) a last batch of one
     joins the batch before it, and a client with a single sample sees it twice in its batch.
+    Raises ValueError for n = 0.
     """
+    if n < 1:
+        raise ValueError("a client without samples cannot train")
     taken, epoch = 0, 0
     while epoch < epochs if steps is None else taken < steps:
         order = generator.permutation(n)

@@ -2,11 +2,16 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from raysim import Result
+    from raysim.engine.session import Session
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.pop("RAY_ADDRESS", None)
@@ -24,6 +29,24 @@ def ray_here() -> Iterator[None]:
         )
         yield
         ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def session(ray_here: None) -> Iterator["Session"]:
+    """An open session on that Ray: its workers stay warm from one run to the next."""
+    from raysim.config import Resources
+    from raysim.engine.session import Session
+
+    with Session(Resources()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def run(session: "Session") -> "Callable[..., Result]":
+    """`raysim.run` on warm workers."""
+    import raysim
+
+    return partial(raysim.run, session=session)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from raysim.config import Config, load_config
 from raysim.errors import ConfigError, UserError
@@ -140,6 +141,16 @@ def test_an_unknown_key_that_resembles_nothing_lists_the_valid_ones():
     assert problem == "allocation.zzz = 1: no such key; valid keys here: name, total"
 
 
+def test_keys_within_keys_are_checked_too():
+    [problem] = problems(BASE, ["local.schedule.kindd=step"])
+    assert problem.startswith("local.schedule.kindd = step: no such key; did you mean 'kind'? (valid keys here: ")
+    assert "name" not in problem
+    [problem] = problems(BASE, ["local.schedule.kind=stepp"])
+    assert problem.startswith("local.schedule.kind = stepp: must be ")
+    [problem] = problems(BASE, ["local.schedule=step"])
+    assert problem.startswith("local.schedule = step: must be `key: value` pairs with the keys kind, ")
+
+
 def test_missing_required_keys_are_named_with_what_they_hold():
     assert problems({}) == [
         "rounds is missing: it must be a whole number of at least 1. Federated rounds.",
@@ -269,7 +280,10 @@ def test_a_limit_without_end_is_refused():
     assert problems(BASE, ["resources.task_timeout_s=.inf"]) == [message]
 
 
-EXPERIMENTS = sorted((Path(__file__).parent.parent / "experiments").glob("*.yaml"))
+EXPERIMENTS = [  # without the sweeps, which are grids over one of these
+    path for path in sorted((Path(__file__).parent.parent / "experiments").glob("*.yaml"))
+    if "grid" not in yaml.safe_load(path.read_text(encoding="utf-8"))
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
@@ -330,3 +344,10 @@ print(refused, sorted({{"ray", "torch", "mlflow", "diffusers"}} & set(sys.module
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split(maxsplit=1) == ["3", "[]\n"]
+
+
+def test_the_readme_shows_every_key_with_its_default():
+    """Its YAML block, read back, is the configuration that the two required keys alone give."""
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    shown = yaml.safe_load(readme.split("```yaml\n")[1].split("```")[0])
+    assert load_config(shown).resolved() == shown == load_config({"data": {"name": "digits"}, "rounds": 30}).resolved()

@@ -53,8 +53,16 @@ def place(
     """
     gpus = sum(n.gpus for n in nodes)
     where = ", ".join(f"{n.name}: {n.gpus} GPU, {n.cpus} CPU" for n in nodes)
-    if isinstance(share, str):
-        share = min(1.0, gpus / workers) if gpus and isinstance(workers, int) else float(gpus > 0)
+    if share == "auto":
+        each = min(1.0, gpus / workers) if gpus and workers != "auto" else float(gpus > 0)
+    else:
+        each = float(share)
+    return _place(nodes, workers, each, gpus, where, more_than_cores)
+
+
+def _place(
+    nodes: Sequence[Node], workers: Literal["auto"] | int, share: float, gpus: int, where: str, more_than_cores: bool
+) -> Placement:
     if share == 0:
         cores = sum(n.cpus for n in nodes)
         if workers != "auto" and workers > cores and not more_than_cores:

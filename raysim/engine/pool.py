@@ -16,7 +16,7 @@ from raysim.engine.worker import Worker
 from raysim.errors import RunError, UserError
 
 IN_FLIGHT = 2
-START_FAILURES = 3  # workers that die one after another before any comes up
+START_FAILURES = 10  # workers that may die one after another while none is up
 
 
 @dataclass
@@ -180,7 +180,7 @@ class Pool:
         ray.kill(member.actor)
         if not member.ready:
             self._failed_starts += 1
-            if self._failed_starts > START_FAILURES:
+            if self._failed_starts > START_FAILURES and not any(m.ready for m in self.members.values()):
                 raise RunError(f"{self._failed_starts} workers in a row did not start; the last: {cause}")
         self._start()
         return _Lost(cause)
@@ -192,6 +192,12 @@ class Pool:
                 if item.attempts > self.resources.max_retries:
                     raise RunError(f"{item.name} failed {item.attempts} times; the last time {cause}")
         return [item for call in member.calls for item in call.items]
+
+    def close(self) -> None:
+        """End all workers."""
+        for member in self.members.values():
+            ray.kill(member.actor)
+        self.members.clear()
 
     def describe(self) -> list[dict[str, Any]]:
         """Process id, node and device of each worker that is up."""

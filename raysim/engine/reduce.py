@@ -4,11 +4,12 @@ An addend w * d is rounded once to a multiple of a fixed grid g = 2^-bits and he
 units. Float64 adds whole numbers below 2^53 without rounding, so as long as no partial sum reaches 2^53 units, any
 grouping and order of the addends gives the same bits.
 
-No partial sum can. Values are refused unless |d| <= limit = 2^(50 - bits), weights unless sum |w| <= MAX_WEIGHT = 4, so a
-partial sum of K addends is at most 4 * limit / g + K / 2 units (rounding moves each addend by half a unit at the most):
-2^52 + K / 2 < 2^53 for every K < 2^53. What the grid costs is that half unit: the error of a sum of K addends is at most
-K g / 2. Scaling by 2^bits is exact, and the product w * d is rounded once to float64 before it is rounded to the grid, a
-pure function of (w, d).
+No partial sum can. Values are refused unless |d| <= limit = 2^(50 - bits). Weights are divided by a power of two where
+sum |w| > MAX_WEIGHT = 4 (`scale`; the total is multiplied by it again, both exactly). So a partial sum of K addends is at
+most 4 * limit / g + K / 2 units (rounding moves each addend by half a unit at the most): 2^52 + K / 2 < 2^53 for every
+K < 2^53. What the grid costs is that half unit: the error of a sum of K addends is at most scale * K g / 2. Scaling by
+2^bits is exact, and the product w * d is rounded once to float64 before it is rounded to the grid: a pure function of
+(w, d).
 
 Parameters: g = 2^-40, |d| <= 2^10; the error of a sum over 1,000 clients is below 5e-10, a hundredth of the spacing of
 float32 numbers around 1. Floating-point buffers (running means and variances) may be large: g = 2^-24, |d| <= 2^26.
@@ -54,7 +55,12 @@ def total(parts: list[FloatArray], bits: int) -> FloatArray:
     return np.sum(parts, axis=0) * 2.0**-bits
 
 
-def check_weights(w_K: FloatArray) -> None:
-    """Raise ValueError for weights that are not finite or too large for an exact sum."""
-    if not np.isfinite(w_K).all() or np.abs(w_K).sum() > MAX_WEIGHT:
-        raise ValueError(f"weights must be finite with a sum of absolute values up to {MAX_WEIGHT}, not {w_K.tolist()}")
+def scale(w_K: FloatArray) -> float:
+    """The power of two by which weights must be divided for an exact sum: 1 for all that sum to 1.
+
+    Raises ValueError for weights that are not finite.
+    """
+    size = float(np.abs(w_K).sum())
+    if not np.isfinite(size):
+        raise ValueError(f"weights must be finite, not {w_K.tolist()}")
+    return 1.0 if size <= MAX_WEIGHT else float(2.0 ** np.ceil(np.log2(size / MAX_WEIGHT)))

@@ -12,7 +12,7 @@ import ray
 
 from raysim.engine.messages import Failure, PartialSum, Share
 from raysim.engine.pool import Item, Pool
-from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, check_weights, total
+from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, scale, total
 from raysim.errors import ClientError, DivergenceError
 from raysim.records import ClientReport, ClientTask, FloatArray, IntArray
 
@@ -28,7 +28,7 @@ class Round:
         self, pool: Pool, number: int, state_ref: Any, tasks: Sequence[ClientTask], shares: Mapping[int, Share] | None,
         drop_failures: bool = False,
     ) -> None:
-        """shares: each client's part in the sums, for rules whose weights do not depend on the updates."""
+        """shares: each client's part in the sums, for rules whose weights do not depend on the updates (and sum to 1)."""
         self.pool, self.number, self.state_ref, self.shares = pool, number, state_ref, shares
         self.drop_failures = drop_failures
         self.tasks = {task.client: task for task in tasks}
@@ -118,15 +118,16 @@ class Round:
 
     def sums(self, shares: Mapping[int, Share]) -> tuple[FloatArray, FloatArray, IntArray, dict[str, FloatArray]]:
         """(weighted sum of updates, of float buffers, maximum of integer buffers, weighted sums of further vectors)."""
-        check_weights(np.array([shares[k].update for k in self.clients]))
+        by = 1.0 if self.shares is not None else scale(np.array([shares[k].update for k in self.clients]))
+        scaled = {k: Share(shares[k].update / by, shares[k].buffers, shares[k].extra) for k in self.clients}
 
         def question(clients: list[int], actor: Any, _: Any) -> Any:
-            return actor.partial_sum.remote(clients, [shares[k] for k in clients])
+            return actor.partial_sum.remote(clients, [scaled[k] for k in clients])
 
         parts: list[PartialSum] = [answer for _, answer in self._each(self.clients, question)]
         names = parts[0].extra
         return (
-            total([p.params_P for p in parts], PARAM_BITS),
+            by * total([p.params_P for p in parts], PARAM_BITS),
             total([p.buffers_F for p in parts], BUFFER_BITS),
             np.max([p.counters for p in parts], axis=0),
             {name: total([p.extra[name] for p in parts], PARAM_BITS) for name in names},

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,11 @@ import ray
 
 from raysim.config import Resources
 from raysim.engine.placement import Node, Placement, local_node, place
+from raysim.engine.pool import Pool
 from raysim.errors import UserError
 
-
 _PREFIX = "raysim-ray-"
+_QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 
 
 def _sweep() -> None:
@@ -42,49 +42,78 @@ def local_placement(resources: Resources) -> Placement | None:
     return place([local_node()], resources.workers, resources.gpus_per_worker, more_than_cores=True)
 
 
-@contextlib.contextmanager
-def session(resources: Resources) -> Iterator[tuple[Placement, str]]:
-    """Ray for the time of a run: yields the placement of its workers and a line that says which Ray it is.
+class Session:
+    """Ray, for one run or for many: starts it on this machine or joins a cluster, keeps the workers warm between runs.
 
-    A Ray started here gets a folder of its own, no dashboard, and is gone afterwards. A process that is already
-    connected to Ray stays so. Raises UserError if the cluster does not answer.
+    A context manager. A Ray started here gets a folder of its own, no dashboard, and is gone afterwards; a process that
+    was connected to Ray before stays so. Raises UserError on entering if a cluster does not answer.  where: which Ray
+    it is, for people.
     """
-    if ray.is_initialized():
-        yield _place_on_cluster(resources), f"Ray cluster {ray.get_runtime_context().gcs_address}, already connected"
-        return
-    address = address_of(resources)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if address is None:
-        placement = place([local_node()], resources.workers, resources.gpus_per_worker, more_than_cores=True)
+
+    def __init__(self, resources: Resources) -> None:
+        self.where = ""
+        self._resources = resources
+        self._stack = contextlib.ExitStack()
+        self._pool: Pool | None = None
+
+    def __enter__(self) -> "Session":
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        address = self._resources.address or os.environ.get("RAY_ADDRESS")
+        if ray.is_initialized():
+            self.where = f"Ray cluster {ray.get_runtime_context().gcs_address}, already connected"
+        elif address:
+            self.where = self._join(address)
+        else:
+            self._start()
+            self.where = "Ray started on this machine"
+        self._stack.callback(self.discard_pool)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _start(self) -> None:
         _sweep()
         folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp")  # short: socket paths have a limit
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        self._stack.callback(ray.shutdown)
+        here, workers = local_node(), self._resources.workers
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_cpus=here.cpus if workers == "auto" else max(here.cpus, workers),
+            object_store_memory=self._resources.object_store_bytes,
+            _temp_dir=folder,
+            **_QUIET,
+        )
+
+    def _join(self, address: str) -> str:
+        source = "resources.address" if self._resources.address else "the environment variable RAY_ADDRESS"
+        self._stack.callback(ray.shutdown)
         try:
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                num_cpus=max(local_node().cpus, placement.workers),
-                object_store_memory=resources.object_store_bytes,
-                _temp_dir=folder,
-                **quiet,
-            )
-            yield placement, "Ray started on this machine"
-        finally:
-            ray.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
-        return
-    source = "resources.address" if resources.address else "the environment variable RAY_ADDRESS"
-    try:
-        context: Any = ray.init(address=address, **quiet)
-    except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
-        raise UserError(
-            f"no Ray cluster answers at {address} (from {source}): {str(error).splitlines()[0]}; start one with "
-            "`ray start --head`, correct the address, or leave it out to run on this machine"
-        ) from error
-    try:
-        yield _place_on_cluster(resources), f"Ray cluster {context.address_info['gcs_address']} (from {source})"
-    finally:
-        ray.shutdown()
+            context: Any = ray.init(address=address, **_QUIET)
+        except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"no Ray cluster answers at {address} (from {source}): {str(error).splitlines()[0]}; start one with "
+                "`ray start --head`, correct the address, or leave it out to run on this machine"
+            ) from error
+        return f"Ray cluster {context.address_info['gcs_address']} (from {source})"
+
+    def pool(self, resources: Resources) -> Pool:
+        """Workers for a run: those of the run before, if they are of the same kind, else new ones."""
+        placement = _place_on_cluster(resources)
+        kind = (placement, resources.threads_per_worker)
+        if self._pool is None or (self._pool.placement, self._pool.resources.threads_per_worker) != kind:
+            self.discard_pool()
+            self._pool = Pool(placement, resources)
+        self._pool.resources, self._pool.lost = resources, 0
+        return self._pool
+
+    def discard_pool(self) -> None:
+        """End the workers, for example because a run failed and left them in the middle of something."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
 
 def _place_on_cluster(resources: Resources) -> Placement:

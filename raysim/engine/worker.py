@@ -72,7 +72,7 @@ class Worker:
             try:
                 report, update, client_state = self._train_one(task, state)
             except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the driver names client and round
-                diverged = isinstance(error, ArithmeticError)
+                diverged = isinstance(error, _Diverged)
                 cause = str(error) if diverged else f"{type(error).__name__}: {error}"
                 answers.append((Failure(task.client, cause, diverged), None))
                 continue
@@ -240,19 +240,23 @@ class _Sums:
         return PartialSum(arrays.pop("delta"), arrays.pop("buffers"), self.counters.cpu().numpy(), arrays)
 
 
+class _Diverged(Exception):
+    """Training left the numbers that can be aggregated."""
+
+
 def _check(loss: float, update: dict[str, "torch.Tensor"]) -> float:
-    """The norm of the update; ArithmeticError if anything is not finite or outside the range of exact sums."""
+    """The norm of the update; _Diverged if anything is not finite or outside the range of exact sums."""
     import torch
 
     from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, limit, within
 
     if not np.isfinite(loss):
-        raise ArithmeticError(f"training diverged: the loss is {loss}")
+        raise _Diverged(f"training diverged: the loss is {loss}")
     for name, t in update.items():
         bits = BUFFER_BITS if name == "buffers" else PARAM_BITS
         if name != "counters" and not within(t, bits):
             largest = float(t.abs().max())
-            raise ArithmeticError(f"training diverged: {name} has a value of {largest:g} (allowed: {limit(bits):g})")
+            raise _Diverged(f"training diverged: {name} has a value of {largest:g} (allowed: {limit(bits):g})")
     return float(update["delta"].to(torch.float64).norm())
 
 

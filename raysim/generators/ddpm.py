@@ -26,7 +26,7 @@ from raysim.records import ByteArray, IntArray, Split
 
 __all__ = ["ddpm"]
 
-CODE_VERSION = 1  # goes up with every change of this module that changes pixels
+CODE_VERSION = 2  # goes up with every change of this module that changes pixels
 LANES = 16  # batches are padded to a multiple of this, so that no image falls into the remainder of a vectorised loop
 
 
@@ -44,8 +44,8 @@ class ddpm:
         *,
         weights: Annotated[str, Field(description="shipped name, or folder of `raysim pretrain`")] = "digits",
         sampler: Literal["ddim", "ddpm", "dpmsolver++", "unipc"] = "ddim",
-        steps: Annotated[int, Field(ge=1, description="denoising steps per image")] = 50,
-        guidance: Annotated[float, Field(ge=0, allow_inf_nan=False, description="1: none, at half the cost")] = 1.5,
+        steps: Annotated[int, Field(ge=1, description="denoising steps per image")] = 20,
+        guidance: Annotated[float, Field(ge=0, allow_inf_nan=False, description="1: none, at half the cost")] = 1.0,
         batch_size: Annotated[int, Field(ge=1, description="images at once; rounded up to a multiple of 16")] = 64,
         spacing: Annotated[
             Literal["auto", "leading", "trailing", "linspace"], Field(description="of timesteps; auto: as trained")
@@ -106,20 +106,22 @@ class ddpm:
         return to_uint8(x[: len(labels_B)])
 
     def _predict(self, x: Tensor, t: int, labels: Tensor) -> Tensor:
-        """The guided prediction for one timestep; both halves of the guidance go through the network together."""
-        null = None if self.null_class is None else torch.full_like(labels, self.null_class)
-        is_pair = null is not None and self.guidance not in (0.0, 1.0)
-        if null is not None and self.guidance != 1.0:
-            labels = torch.cat([labels, null]) if is_pair else null
-        inputs = torch.cat([x, x]) if is_pair else x
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
+        """The guided prediction for one timestep: null + g (conditional - null).
+
+        Two passes rather than one of twice the size: on a CPU up to a seventh faster, and with half the memory.
+        """
+        if self.guidance == 1.0 or self.null_class is None:
+            return self._forward(x, t, labels)
+        unconditional = self._forward(x, t, torch.full_like(labels, self.null_class))
+        if self.guidance == 0.0:
+            return unconditional
+        return unconditional + self.guidance * (self._forward(x, t, labels) - unconditional)
+
+    def _forward(self, x: Tensor, t: int, labels: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            predicted: Tensor = self.unet(inputs, t, labels, return_dict=False)[0]
-        predicted = predicted.float().contiguous()
-        if not is_pair:
-            return predicted
-        conditional, unconditional = predicted.chunk(2)
-        return unconditional + self.guidance * (conditional - unconditional)
+            x = x.contiguous(memory_format=torch.channels_last)
+            predicted: Tensor = self.unet(x, t, labels, return_dict=False)[0]
+        return predicted.float().contiguous()
 
 
 def to_uint8(x: Tensor) -> ByteArray:
@@ -165,7 +167,8 @@ def _check_unet(folder: Path, config: Any, split: Split, guidance: float) -> tup
     if wrong:
         raise UserError(
             f"generator.weights: {folder} makes images of {', '.join(wrong)}, but the data set {split.name!r} has "
-            f"{split.channels} channels, {list(split.image_size)} pixels and {split.classes} classes; use others"
+            f"{split.channels} channels, {list(split.image_size)} pixels and {split.classes} classes; "
+            "use weights that were trained on such images"
         )
     if guidance != 1 and not has_null:
         raise UserError(

@@ -1,7 +1,8 @@
 """The samplers of a diffusion model by name, built from a weights folder's scheduler_config.json.
 
 DDPM, DPM-Solver++ and UniPC are diffusers' own schedulers. DDIM is written out here, because diffusers' steps to
-`timestep - T // steps`, which is the next timestep of its own list only where `steps` divides T.
+`timestep - T // steps`, which is the next timestep of its own list only where `steps` divides T. Where it does, the two
+agree (with `use_clipped_model_output`).
 """
 
 from itertools import pairwise
@@ -71,12 +72,14 @@ class Sampler:
         config, abar = self.scheduler.config, self.scheduler.alphas_cumprod
         abar_t, abar_p = abar[t], abar[previous] if previous >= 0 else torch.ones(())
         if config.prediction_type == "epsilon":
-            image, noise = (x - (1 - abar_t) ** 0.5 * predicted) / abar_t**0.5, predicted
+            image = (x - (1 - abar_t) ** 0.5 * predicted) / abar_t**0.5
         else:
             image = abar_t**0.5 * x - (1 - abar_t) ** 0.5 * predicted
-            noise = abar_t**0.5 * predicted + (1 - abar_t) ** 0.5 * x
         if config.clip_sample:
             image = image.clamp(-config.clip_sample_range, config.clip_sample_range)
+        # The noise that belongs to the clamped image: the network's own would let x drift out of the schedule, and with
+        # guidance and many steps the images turn into blotches.
+        noise = (x - abar_t**0.5 * image) / (1 - abar_t) ** 0.5
         return abar_p**0.5 * image + (1 - abar_p) ** 0.5 * noise
 
     def _timesteps(self) -> list[int]:

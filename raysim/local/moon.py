@@ -1,5 +1,6 @@
 """MOON (arXiv 2103.16257)."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,22 +39,21 @@ class moon(sgd):
                 f"local.name = moon: the model {type(job.model.module).__name__} (model.name) has no `features(x)` and "
                 "`classifier(z)`; use one of raysim's own models, or give it both"
             )
-        start = job.model.snapshot()
-        job.kept["global"] = job.model.frozen("global", start)
-        job.kept["previous"] = job.model.frozen("previous", start if job.state is None else job.state)
+        if self.mu and job.state is not None:
+            job.kept["global"] = job.model.frozen("global", job.model.snapshot())
+            job.kept["previous"] = job.model.frozen("previous", job.state)
 
     def loss(self, job: "Job", x: "Tensor", y_B: "Tensor") -> "Tensor":
         """l_sup + mu l_con of a batch."""
         import torch
         from torch.nn.functional import cross_entropy
 
-        if not self.mu:
-            return super().loss(job, x, y_B)
+        if not self.mu or job.state is None:  # a gradient of exactly 0 is not what autograd makes of two equal terms
+            return super().loss(job, x, y_B) + self.mu * math.log(2)
         module: Any = job.model.module
         z = module.features(x)
         with torch.no_grad():
-            z_glob = job.kept["global"].features(x)
-            z_prev = z_glob if job.state is None else job.kept["previous"].features(x)
+            z_glob, z_prev = job.kept["global"].features(x), job.kept["previous"].features(x)
         supervised: Tensor = cross_entropy(module.classifier(z), y_B)
         return supervised + self.mu * contrastive(z, z_glob, z_prev, self.tau)
 

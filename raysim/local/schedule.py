@@ -21,7 +21,7 @@ class Schedule(BaseModel):
     every: Annotated[int, Field(ge=1, description="step: rounds between two steps")] = 10
     factor: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, description="step: factor of each step")] = 0.1
     rounds: Annotated[int, Field(ge=1, description="cosine: round in which the rate is lowest")] | None = None
-    floor: Annotated[float, Field(ge=0, le=1, description="cosine: fraction that it would fall to one round later")] = 0.0
+    floor: Annotated[float, Field(ge=0, le=1, description="cosine: fraction it would reach a round later")] = 0.0
 
     def check(self) -> None:
         """Raises UserError for a cosine without room for its rounds."""

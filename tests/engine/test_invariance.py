@@ -1,14 +1,15 @@
 """The same bits, whatever runs it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-import raysim
+from raysim import Result
 
-pytestmark = pytest.mark.usefixtures("ray_here")
+Run = Callable[..., Result]
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"aggregation": {"name": "fedavg"}},
@@ -23,6 +24,16 @@ METHODS: dict[str, dict[str, Any]] = {
         "data": {"name": "digits", "train_samples": 300, "test_samples": 100, "augment": ["crop", "flip"]},
     },
 }
+METHODS |= {
+    "scaffold": {"local": {"name": "scaffold", "lr": 0.05}, "aggregation": {"name": "uniform"}},
+    "moon with fednova": {"local": {"name": "moon", "lr": 0.05}, "aggregation": {"name": "fednova"}},
+    "feddyn": {"local": {"name": "feddyn", "lr": 0.05}, "aggregation": {"name": "uniform"}},
+    "adamw with images": {
+        "local": {"name": "adamw", "lr": 0.005},
+        "allocation": {"name": "fedeas", "total": 40},
+        "generator": {"name": "ddpm", "steps": 3, "batch_size": 16},
+    },
+}
 TIMES = ["seconds_train", "seconds_aggregate", "seconds_evaluate", "seconds"]
 
 
@@ -31,15 +42,15 @@ def timeless(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.drop(columns=[c for c in TIMES if c in frame])
 
 
-def outcome(config: dict[str, Any], **keys: Any) -> tuple[str, str, pd.DataFrame, pd.DataFrame]:
-    result = raysim.run({**config, **keys})
-    clients = pd.read_parquet(Path(result.directory) / "clients.parquet")
-    return result.summary["model_sha256"], result.summary["synthetic_sha256"], timeless(result.metrics), timeless(clients)
+def outcome(run: Run, config: dict[str, Any], **keys: Any) -> tuple[str, str, pd.DataFrame, pd.DataFrame]:
+    result = run({**config, **keys})
+    clients = timeless(pd.read_parquet(Path(result.directory) / "clients.parquet"))
+    return result.summary["model_sha256"], result.summary["synthetic_sha256"], timeless(result.metrics), clients
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_number_of_workers_changes_no_bit(small: dict[str, Any], method: str):
-    one, *others = (outcome({**small, **METHODS[method]}, resources={"workers": n}) for n in (1, 2, 4))
+def test_the_number_of_workers_changes_no_bit(run: Run, small: dict[str, Any], method: str):
+    one, *others = (outcome(run, {**small, **METHODS[method]}, resources={"workers": n}) for n in (1, 2, 4))
     for other in others:
         assert other[:2] == one[:2]
         pd.testing.assert_frame_equal(other[2], one[2], check_exact=True)
@@ -47,14 +58,14 @@ def test_the_number_of_workers_changes_no_bit(small: dict[str, Any], method: str
     assert one[2]["accuracy"].nunique() > 1  # it did train
 
 
-def test_another_seed_gives_another_model(small: dict[str, Any]):
-    assert outcome(small)[0] != outcome(small, seed=1)[0]
+def test_another_seed_gives_another_model(run: Run, small: dict[str, Any]):
+    assert outcome(run, small)[0] != outcome(run, small, seed=1)[0]
 
 
-def test_methods_are_compared_on_the_same_cohorts(small: dict[str, Any]):
+def test_methods_are_compared_on_the_same_cohorts(run: Run, small: dict[str, Any]):
     """Who takes part, and with which samples, is a function of the seed alone."""
     plain, prox, oui = (
-        outcome({**small, **change})[3]
+        outcome(run, {**small, **change})[3]
         for change in ({}, {"local": {"name": "fedprox", "mu": 1.0}}, {"aggregation": {"name": "fedoui"}})
     )
     for other in (prox, oui):
@@ -75,6 +86,6 @@ def test_methods_are_compared_on_the_same_cohorts(small: dict[str, Any]):
     ],
     ids=lambda change: str(next(iter(change.values()))),
 )
-def test_what_is_switched_off_leaves_fedavg_bit_for_bit(small: dict[str, Any], change: dict[str, Any]):
+def test_what_is_switched_off_leaves_fedavg_bit_for_bit(run: Run, small: dict[str, Any], change: dict[str, Any]):
     """mu = 0, gamma = 0, eta = 0, no images, fewer evaluations: the model is plain FedAvg's."""
-    assert outcome({**small, **change})[0] == outcome(small)[0]
+    assert outcome(run, {**small, **change})[0] == outcome(run, small)[0]

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, ExactSum, check_weights, limit, total, within
+from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, ExactSum, limit, scale, total, within
 
 
 def add_all(values: list[np.ndarray], weights: list[float], bits: int = PARAM_BITS) -> np.ndarray:
@@ -63,7 +63,13 @@ def test_values_outside_the_range_are_noticed(bad: float):
     assert within(torch.empty(0), PARAM_BITS)
 
 
-@pytest.mark.parametrize("bad", [[float("nan"), 0.5], [float("inf")], [3.0, -3.0]])
-def test_weights_that_no_exact_sum_allows_are_refused(bad: list[float]):
+@pytest.mark.parametrize("bad", [[float("nan"), 0.5], [float("inf")]])
+def test_weights_that_are_not_finite_are_refused(bad: list[float]):
     with pytest.raises(ValueError, match="finite"):
-        check_weights(np.array(bad))
+        scale(np.array(bad))
+
+
+@pytest.mark.parametrize(("w", "by"), [([0.2, 0.8], 1), ([4.0], 1), ([3.0, -3.0], 2), ([25.25], 8), ([0.0], 1)])
+def test_large_weights_are_scaled_by_the_least_power_of_two_that_fits(w: list[float], by: float):
+    """6 / 2 = 3 and 25.25 / 8 = 3.2 fit into 4, 25.25 / 4 = 6.3 does not."""
+    assert scale(np.array(w)) == by

@@ -88,8 +88,8 @@ def test_without_regulariser_it_is_sgd_bit_for_bit():
 
 def test_the_fixed_point_is_the_joint_minimum():
     """f_0 + f_1 is least at (1 - 3) / 2 = -1, whatever the number of local steps."""
-    server = Server(quadratic(feddyn, alpha=0.5, lr=0.1, steps=40), uniform(), [samples(2)] * 2)
-    for _ in range(60):
+    server = Server(quadratic(feddyn, alpha=0.5, lr=0.1, steps=15), uniform(), [samples(2)] * 2)
+    for _ in range(40):
         x = server.round()
     assert x == pytest.approx([-1.0], abs=1e-3)
 

@@ -62,7 +62,7 @@ def test_a_stronger_pull_leaves_less_drift():
 
 
 def test_effective_steps_by_hand():
-    """lr 0.1, mu 0.5: each step shrinks what came before by 1 - 0.05; 2 steps: 0.95 + 1 = 1.95 = (1 - 0.95^2) / 0.05."""
+    """lr 0.1, mu 0.5: each step shrinks what came before by 0.95; 2 steps: 0.95 + 1 = 1.95 = (1 - 0.95^2) / 0.05."""
     algorithm = quadratic(fedprox, lr=0.1, mu=0.5, steps=2)
     job, _ = train(algorithm, FlatModel(Scalar()), samples(2))
     assert algorithm.effective_steps(job) == pytest.approx(1.95, rel=1e-12)

@@ -1,0 +1,53 @@
+"""From a configuration to its plug-ins."""
+
+from typing import Any
+
+import torch
+
+from raysim.config import AggregationSection, Config, Section
+from raysim.engine.messages import Plugin, WorkerSetup
+from raysim.flat_model import FlatModel, build_model
+from raysim.prepare import Prepared
+from raysim.server import cohort_size
+
+
+def plugin(kind: str, section: Section) -> Plugin:
+    """A section of the configuration as something that can be sent and built."""
+    return Plugin(kind, section.name, section.params)
+
+
+def check_plugins(config: Config, prepared: Prepared) -> None:
+    """Build what can refuse its parameters, the data or the cohort, before anything starts."""
+    rule = plugin("aggregation", config.aggregation).build()
+    if hasattr(rule, "check"):
+        rule.check(cohort_size(config.clients_per_round, prepared.partition.clients))
+    plugin("local", config.local).build()
+    module = initial_model(config, prepared).module
+    if "oui" in rule.needs:
+        from raysim.activation import find_activation
+
+        channels, size = prepared.split.channels, prepared.split.image_size
+        find_activation(module, torch.zeros(1, channels, *size), config.aggregation.params.get("layers"))
+    if prepared.quota_KC.any():
+        plugin("generator", config.generator).build(prepared.split, "cpu")
+
+
+def measures(section: AggregationSection, rule: Any) -> dict[str, dict[str, Any]]:
+    """The statistics of trained clients that a rule needs, with their options from its own keys."""
+    options = {key: section.params.get(key) for key in ("probe", "probe_size", "layers")}
+    return dict.fromkeys(rule.needs, options)
+
+
+def initial_model(config: Config, prepared: Prepared) -> FlatModel:
+    """The global model before round 1, a function of the model's configuration, the data's shape and the seed."""
+    split = prepared.split
+    build = plugin("model", config.model).build
+    return FlatModel(build_model(build, split.channels, split.image_size, split.classes, config.seed))
+
+
+def worker_setup(config: Config, rule: Any) -> WorkerSetup:
+    """What every worker must know."""
+    return WorkerSetup(
+        config.seed, plugin("model", config.model), plugin("local", config.local), tuple(config.data.augment),
+        config.resources.precision == "bf16", measures(config.aggregation, rule),
+    )

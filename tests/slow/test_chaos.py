@@ -1,0 +1,110 @@
+"""Whatever dies, however often: the same bits. Run with `python -m pytest -m slow`."""
+
+import os
+import random
+import signal
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+from processes import Killer, Outcome, finish, run, start
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+def job(folder: Path, rule: str, rounds: int = 30) -> dict[str, Any]:
+    """30 rounds on all digits, some hundreds of generated images, no cache: about half a minute on 2 cores."""
+    return {
+        "rounds": rounds,
+        "clients_per_round": 8,
+        "data": {"name": "digits"},
+        "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.1, "min_samples": 5},
+        "allocation": {"name": "fedeas", "total": 400},
+        "generator": {"name": "ddpm", "weights": "digits", "steps": 20},
+        "local": {"name": "sgd", "epochs": 8, "lr": 0.02},
+        "aggregation": {"name": rule},
+        "resources": {"workers": 2},
+        "tracking": {"uri": f"sqlite:///{folder}/mlflow.db"},
+        "output": {"dir": str(folder / "runs"), "checkpoint_every": 2, "cache": None},
+    }
+
+
+def assert_same(one: Outcome, other: Outcome) -> None:
+    assert one.hashes == other.hashes
+    pd.testing.assert_frame_equal(one.metrics, other.metrics, check_exact=True)
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "fedoui"])
+def test_fifteen_killed_workers_change_no_bit_and_cost_at_most_the_time_again(tmp_path: Path, rule: str):
+    calm = run(job(tmp_path / "calm", rule), tmp_path / "calm")
+    began = time.monotonic()
+    config = job(tmp_path / "chaos", rule) | {"resources": {"workers": 2, "max_retries": 20}}
+    process = start(config, tmp_path / "chaos")
+    killer = Killer(process.pid, interval_s=calm.seconds / 15, most=40)
+    killer.start()
+    chaos = finish(process, tmp_path / "chaos", began)
+    print(f"{rule}: calm {calm.seconds:.1f} s, {len(killer.kills)} kills {chaos.seconds:.1f} s; {killer.kills}")
+    assert len(killer.kills) >= 15
+    assert any("generate" in title for title in killer.kills) or chaos.summary["n_synthetic_made"]
+    assert_same(chaos, calm)
+    assert chaos.seconds <= 2 * calm.seconds
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "fedoui"])
+def test_a_driver_killed_ten_times_and_resumed_is_a_run_undisturbed(tmp_path: Path, rule: str):
+    """SIGKILL at random moments, also before the first checkpoint; one MLflow run, each round once."""
+    calm = run(job(tmp_path / "calm", rule, rounds=20), tmp_path / "calm")
+    folder, chance = tmp_path / "killed", random.Random(1)
+    config = job(folder, rule, rounds=20)
+    config["output"]["cache"] = str(folder / "cache")
+    process = start(config, folder)
+    for _ in range(10):
+        time.sleep(chance.uniform(5, max(8, calm.seconds * 0.8)))
+        if process.poll() is not None:
+            break
+        family = [p for p in psutil.Process(process.pid).children(recursive=True) if psutil.pid_exists(p.pid)]
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        psutil.wait_procs(family, timeout=30)
+        assert not [p for p in family if p.is_running()]
+        resumable = list((folder / "runs").glob("*/run.json"))
+        process = start(config, folder, *(["--resume"] if resumable else []))
+    began = time.monotonic()
+    resumed = finish(process, folder, began)
+    assert_same(resumed, calm)
+    assert len(list((folder / "runs").iterdir())) == 1
+    with sqlite3.connect(folder / "mlflow.db") as store:
+        assert store.execute("select count(*) from runs").fetchone() == (1,)
+        steps = [s for (s,) in store.execute("select step from metrics where key = 'train_loss' order by step")]
+    assert steps == list(range(1, 21))
+
+
+def test_memory_is_flat_over_200_rounds(tmp_path: Path):
+    """Resident memory of every process after round 200 is within 5 % of after round 20; the object store too."""
+    config = job(tmp_path, "fedoui", rounds=200)
+    config |= {"allocation": {"name": "none"}, "local": {"name": "sgd", "epochs": 1, "lr": 0.02}}
+    process = start(config, tmp_path)
+    sizes: dict[int, dict[int, int]] = {}
+
+    def look(round_: int) -> None:
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        sizes[round_] = {p.pid: p.memory_info().rss for p in family if p.is_running()}
+
+    for wanted in (20, 195):
+        while process.poll() is None and last_round(tmp_path) < wanted:
+            time.sleep(0.02)
+        look(wanted)
+    finish(process, tmp_path, time.monotonic())
+    growth = {pid: sizes[195][pid] / size for pid, size in sizes[20].items() if pid in sizes[195]}
+    print({pid: (sizes[20][pid] >> 20, sizes[195][pid] >> 20) for pid in growth})
+    assert set(sizes[20]) == set(sizes[195])
+    assert max(growth.values()) < 1.05
+
+
+def last_round(folder: Path) -> int:
+    lines = [line for line in (folder / "output.txt").read_text().splitlines() if line.startswith("round ")]
+    return int(lines[-1].split()[1].split("/")[0]) if lines else 0

@@ -1,0 +1,51 @@
+"""Local algorithms that misbehave on purpose, found by their dotted names as a user's would be."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from raysim.local.sgd import sgd
+from raysim.training import Job
+
+
+@dataclass
+class raises(sgd):
+    """Client 3 raises in round 2."""
+
+    def start(self, job: Job) -> None:
+        if (job.client, job.round) == (3, 2):
+            raise ZeroDivisionError("no luck today")
+
+
+@dataclass
+class hangs(sgd):
+    """Client 3 never ends in round 2."""
+
+    def start(self, job: Job) -> None:
+        if (job.client, job.round) == (3, 2):
+            time.sleep(600)
+
+
+@dataclass
+class dies(sgd):
+    """Client 3 takes its process down in round 2, as often as the file has lines left to give."""
+
+    lives: str = ""
+
+    def finish(self, job: Job) -> None:
+        file = Path(self.lives)
+        left = int(file.read_text())
+        if (job.client, job.round) == (3, 2) and left > 0:
+            file.write_text(str(left - 1))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass
+class diverges(sgd):
+    """Client 3 returns a model that is not a number in round 2."""
+
+    def finish(self, job: Job) -> None:
+        if (job.client, job.round) == (3, 2):
+            job.model.params_P.fill_(float("nan"))
