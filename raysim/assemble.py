@@ -22,6 +22,7 @@ def check_plugins(config: Config, prepared: Prepared) -> None:
     if hasattr(rule, "check"):
         rule.check(cohort_size(config.clients_per_round, prepared.partition.clients))
     plugin("local", config.local).build()
+    plugin("server", config.server).build()
     module = initial_model(config, prepared).module
     if "oui" in rule.needs:
         from raysim.activation import find_activation

@@ -32,6 +32,7 @@ def run(config: str, overrides: tuple[str, ...], resume: bool) -> None:
     CONFIG is a YAML file. KEY=VALUE changes single keys, such as allocation.beta=8 or seed=3.
     The last line of the output is the directory with everything that the run produced.
     """
+    click.echo(f"raysim: reading {config}")  # before the imports, which take seconds
     from raysim.runner import run as run_experiment
 
     click.echo(run_experiment(config, overrides, resume=resume).directory)

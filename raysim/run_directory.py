@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from raysim import checkpoint
 from raysim.config import Config
+from raysim.errors import UserError
 from raysim.records import ClientRows, IntArray, MetricRows, Partition
 
 if TYPE_CHECKING:
@@ -31,8 +32,13 @@ class RunDirectory:
         """A new folder in `output.dir`, named after the configuration and the time."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         path = Path(config.output.dir).expanduser().absolute() / f"{name}-{stamp}-{uuid.uuid4().hex[:4]}"
-        path.mkdir(parents=True)
-        (path / "figures").mkdir()
+        try:
+            (path / "figures").mkdir(parents=True)
+        except OSError as error:
+            raise UserError(
+                f"output.dir = {config.output.dir}: cannot make a folder in {path.parent} ({error.strerror}); name a "
+                "folder that you may write to"
+            ) from error
         (path / "config.yaml").write_text(yaml.safe_dump(config.resolved(), sort_keys=False), encoding="utf-8")
         return cls(path)
 

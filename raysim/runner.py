@@ -15,7 +15,7 @@ from raysim.assemble import check_plugins, initial_model, plugin, worker_setup
 from raysim.checkpoint import CheckpointError
 from raysim.config import Config, load_config
 from raysim.display import Display
-from raysim.engine.session import Session, local_placement
+from raysim.engine.session import Session, placement_before_start
 from raysim.engine.store import put
 from raysim.errors import UserError
 from raysim.flat_model import FlatModel
@@ -66,7 +66,6 @@ def run(
     """
     with Display() as display:
         name = "run" if isinstance(source, Mapping | Config) else Path(source).stem
-        display.line(f"raysim: reading {'the configuration' if name == 'run' else source}")
         config = _configuration(source, overrides, keys)
         for note in config.notes:
             display.line(f"note: {note}")
@@ -101,7 +100,7 @@ class _Run:
         """Everything that can be refused is refused here, before Ray starts."""
         began = time.monotonic()
         check_uri(config.tracking.uri)
-        placement = local_placement(config.resources)
+        placement = placement_before_start(config.resources)
         directory = resume.find(config, name) if resumed else None
         prepared = prepare(config, split)
         check_plugins(config, prepared)
@@ -119,7 +118,7 @@ class _Run:
         )
         directory.write_json("run.json", {**identity, "mlflow_run_id": tracker.run_id})
         if placement:
-            display.line(f"starting Ray on this machine: {placement}")
+            display.line(f"to start: {placement}")
         run = cls(config, display, directory, prepared, tracker, began, resumed)
         run.seconds["prepare"] = time.monotonic() - began
         return run

@@ -191,7 +191,10 @@ def _directory(grid: Grid) -> Path:
     cells = [[cell.name, cell.config.hash(), cell.config.rounds] for cell in grid.cells]
     digest = hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:8]
     path = Path(grid.cells[0].config.output.dir).expanduser().absolute() / f"sweep-{grid.name}-{digest}"
-    (path / "cells").mkdir(parents=True, exist_ok=True)
+    try:
+        (path / "cells").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output.dir: {path} cannot be made ({error.strerror}); name a folder that can") from error
     return path
 
 

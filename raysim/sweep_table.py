@@ -101,7 +101,7 @@ def text(table: "pd.DataFrame", target: float | None) -> str:
     ]
     drawn.insert(1, "-" * len(drawn[0]))
     notes = ["mean +- standard deviation over seeds (n - 1 in the denominator)"]
-    notes += ["seconds: of the run itself; images that an earlier run left in the cache cost none"]
+    notes.append("seconds: of each run, if it was resumed since then; images from the cache of earlier runs cost none")
     if target is not None:
         notes.append(f"rounds to {target:g}: over the runs that reached it (how many of all)")
     return "\n".join(line.rstrip() for line in [*drawn, "", *notes]) + "\n"

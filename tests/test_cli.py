@@ -107,7 +107,7 @@ def test_the_exit_code_says_what_went_wrong(monkeypatch, capsys, error, code, sa
 
     monkeypatch.setattr(raysim.runner, "run", failing)
     got, out, err = call(monkeypatch, capsys, "run", "x.yaml")
-    assert (got, out) == (code, "") and said in err and "Traceback" not in err
+    assert (got, out) == (code, "raysim: reading x.yaml\n") and said in err and "Traceback" not in err
 
 
 REFUSED = {

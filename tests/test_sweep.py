@@ -14,7 +14,7 @@ from raysim import cli, sweep_table
 from raysim import sweep as sweep_module
 from raysim.config import load_config
 from raysim.data import datasets
-from raysim.errors import ConfigError, RunError
+from raysim.errors import ConfigError, RunError, UserError
 from raysim.records import Split
 from raysim.runner import Interrupted, run
 from raysim.sweep import sweep
@@ -116,6 +116,13 @@ def test_data_that_cannot_work_is_refused_for_all_cells_before_ray_starts(tmp_pa
     assert len(refused.value.problems) == 1 and "partition.min_samples = 60" in str(refused.value)
     assert 'cell "min_samples 60, seed 0" and 1 more' in str(refused.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_output_folder_that_cannot_be_made_is_refused_by_name(tmp_path, small):
+    (tmp_path / "occupied").write_text("a file, not a folder")
+    path = written(tmp_path, {**small, "output": {"dir": str(tmp_path / "occupied" / "runs")}}, {"seed": [0]})
+    with pytest.raises(UserError, match=r"output\.dir"):
+        sweep(path)
 
 
 def test_generator_weights_that_cannot_be_used_are_refused_with_the_cells_that_need_them(tmp_path, small):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from raysim.errors import UserError
 from raysim.records import ByteArray
@@ -72,6 +72,8 @@ def _decode(blob: bytes | None, mode: str, where: str) -> ByteArray:
             if mode == "L" and image.mode not in _GREY:
                 raise _ColourFound
             pixels = np.asarray(image if image.mode == mode else image.convert(mode))
+    except UnidentifiedImageError as error:
+        raise UserError(f"{where}: the image cannot be read (no known format); replace or remove it") from error
     except _UNREADABLE as error:
         raise UserError(f"{where}: the image cannot be read ({error}); replace or remove it") from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

@@ -5,11 +5,11 @@ units. Float64 adds whole numbers below 2^53 without rounding, so as long as no 
 grouping and order of the addends gives the same bits.
 
 No partial sum can. Values are refused unless |d| <= limit = 2^(50 - bits). Weights are divided by a power of two where
-sum |w| > MAX_WEIGHT = 4 (`scale`; the total is multiplied by it again, both exactly). So a partial sum of K addends is at
-most 4 * limit / g + K / 2 units (rounding moves each addend by half a unit at the most): 2^52 + K / 2 < 2^53 for every
-K < 2^53. What the grid costs is that half unit: the error of a sum of K addends is at most scale * K g / 2. Scaling by
-2^bits is exact, and the product w * d is rounded once to float64 before it is rounded to the grid: a pure function of
-(w, d).
+sum |w| > MAX_WEIGHT = 4 (`scale`; the total is multiplied by it again, both exactly). So a partial sum of K addends is
+at most 4 * limit / g + K / 2 units (rounding moves each addend by half a unit at the most): 2^52 + K / 2 < 2^53 for
+every K < 2^53. What the grid costs is that half unit: the error of a sum of K addends is at most scale * K g / 2.
+Scaling by 2^bits is exact, and the product w * d is rounded once to float64 before it is rounded to the grid: a pure
+function of (w, d).
 
 Parameters: g = 2^-40, |d| <= 2^10; the error of a sum over 1,000 clients is below 5e-10, a hundredth of the spacing of
 float32 numbers around 1. Floating-point buffers (running means and variances) may be large: g = 2^-24, |d| <= 2^26.

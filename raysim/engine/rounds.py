@@ -28,7 +28,7 @@ class Round:
         self, pool: Pool, number: int, state_ref: Any, tasks: Sequence[ClientTask], shares: Mapping[int, Share] | None,
         drop_failures: bool = False,
     ) -> None:
-        """shares: each client's part in the sums, for rules whose weights do not depend on the updates (and sum to 1)."""
+        """shares: each client's part in the sums, for rules whose weights sum to 1 and do not depend on the updates."""
         self.pool, self.number, self.state_ref, self.shares = pool, number, state_ref, shares
         self.drop_failures = drop_failures
         self.tasks = {task.client: task for task in tasks}

@@ -28,16 +28,14 @@ def _sweep() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def address_of(resources: Resources) -> str | None:
-    """The cluster to join: one this process is connected to, the configured one, RAY_ADDRESS, or None (start Ray)."""
+def placement_before_start(resources: Resources) -> Placement | None:
+    """What would run where, if that is known before Ray starts: here, or on the cluster this process has joined.
+
+    None where a cluster is yet to be joined.  Raises UserError for what does not fit.
+    """
     if ray.is_initialized():
-        return "the one this process is connected to"
-    return resources.address or os.environ.get("RAY_ADDRESS") or None
-
-
-def local_placement(resources: Resources) -> Placement | None:
-    """What would run on this machine, before Ray starts; None where a cluster is to be joined."""
-    if address_of(resources):
+        return _place_on_cluster(resources)
+    if resources.address or os.environ.get("RAY_ADDRESS"):
         return None
     return place([local_node()], resources.workers, resources.gpus_per_worker, more_than_cores=True)
 

@@ -9,10 +9,10 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import diffusers
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -69,7 +69,7 @@ class ddpm:
             "unet": dict(self.unet.config),
             "sampler": self.sampler.describe(),
             "sampling": [self.guidance, self.batch_size, self.precision, self.null_class],
-            "code": [CODE_VERSION, torch.__version__, diffusers.__version__, self.device.type],
+            "code": [CODE_VERSION, torch.__version__, version("diffusers"), self.device.type],
         }
         return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import UNet2DModel
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
@@ -89,6 +88,8 @@ def read_unet(folder: Path) -> tuple[Any, str]:
     if expected != digest:
         raise UserError(f"generator.weights: {path} is damaged or not the file that {CARD} describes (sha256 differs)")
     try:
+        from diffusers import UNet2DModel  # slow to import, and not needed to check a configuration
+
         unet: Any = UNet2DModel.from_config(config)
         unet.load_state_dict({name: tensor.float() for name, tensor in state.items()})
     except (RuntimeError, ValueError, TypeError) as error:
@@ -104,6 +105,8 @@ def build_unet(
     channels, image_size: of the images.  embeddings: rows of the class table, with the null class if there is one.
     """
     plain, last = len(widths) - 1, "Attn" if attention else ""
+    from diffusers import UNet2DModel
+
     return UNet2DModel(
         sample_size=image_size,
         in_channels=channels,

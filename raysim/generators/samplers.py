@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DDPMScheduler, DPMSolverMultistepScheduler, UniPCMultistepScheduler
 from torch import Tensor
 
 from raysim.errors import UserError
@@ -103,6 +102,8 @@ class Sampler:
 
 
 def _scheduler(folder: Path, name: str, config: dict[str, Any]) -> Any:
+    from diffusers import DDPMScheduler, DPMSolverMultistepScheduler, UniPCMultistepScheduler
+
     if config.get("prediction_type", "epsilon") not in ("epsilon", "v_prediction") or config.get("thresholding"):
         raise UserError(
             f"generator.weights: {folder / SCHEDULER} asks for prediction_type {config.get('prediction_type')!r}, "
