@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from raysim import results, resume, run_state
+from raysim.allocation import fedeas, full
 from raysim.assemble import check_plugins, initial_model, plugin, worker_setup
 from raysim.checkpoint import CheckpointError
 from raysim.config import Config, load_config
@@ -264,9 +265,17 @@ class _Run:
             "notes": [*self.config.notes, *self.notes, *tracker.problems],
         }
         directory.write_json("summary.json", summary)
+        tracker.log_round(state.round, _totals(summary))
         tracker.log_artifact(directory.path / "summary.json")
         self.display.summary(summary)
         return Result(metrics, summary, directory.path)
+
+
+def _totals(summary: dict[str, Any]) -> dict[str, float]:
+    """The figures of a whole run, logged at its last round."""
+    names = ("final_accuracy", "best_accuracy", "best_round", "accuracy_auc", "n_synthetic")
+    seconds = {f"seconds_total_{phase}": value for phase, value in summary["seconds"].items()}
+    return {**{name: summary[name] for name in names}, **seconds}
 
 
 def _tracked(row: dict[str, float]) -> dict[str, float]:
@@ -280,6 +289,12 @@ def _say_plan(display: Display, config: Config, prepared: Prepared) -> None:
         f"{prepared.partition.clients:,} clients of {sizes_K.min():,} to {sizes_K.max():,}; "
         f"{config.allocation.name}: {quota:,} synthetic images"
     )
+    if not quota:
+        counts_KC = prepared.partition.counts_KC
+        display.line(
+            f"for comparison: fedeas (beta 12) would ask for {int(fedeas(counts_KC, beta=12.0).sum()):,} images, full "
+            f"balance for {int(full(counts_KC).sum()):,}"
+        )
 
 
 @contextlib.contextmanager

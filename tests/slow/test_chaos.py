@@ -44,7 +44,7 @@ def test_fifteen_killed_workers_change_no_bit_and_cost_at_most_the_time_again(tm
     began = time.monotonic()
     config = job(tmp_path / "chaos", rule) | {"resources": {"workers": 2, "max_retries": 20}}
     process = start(config, tmp_path / "chaos")
-    killer = Killer(process.pid, interval_s=calm.seconds / 15, most=40)
+    killer = Killer(process.pid, interval_s=calm.seconds / 20, most=40)
     killer.start()
     chaos = finish(process, tmp_path / "chaos", began)
     print(f"{rule}: calm {calm.seconds:.1f} s, {len(killer.kills)} kills {chaos.seconds:.1f} s; {killer.kills}")
