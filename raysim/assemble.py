@@ -6,8 +6,10 @@ import torch
 
 from raysim.config import AggregationSection, Config, Section
 from raysim.engine.messages import Plugin, WorkerSetup
+from raysim.errors import UserError
 from raysim.flat_model import FlatModel, build_model
 from raysim.prepare import Prepared
+from raysim.privacy import require_library
 from raysim.server import cohort_size
 
 
@@ -21,9 +23,18 @@ def check_plugins(config: Config, prepared: Prepared) -> None:
     rule = plugin("aggregation", config.aggregation).build()
     if hasattr(rule, "check"):
         rule.check(cohort_size(config.clients_per_round, prepared.partition.clients))
-    plugin("local", config.local).build()
+    algorithm = plugin("local", config.local).build()
     plugin("server", config.server).build()
-    module = initial_model(config, prepared).module
+    model = initial_model(config, prepared)
+    module = model.module
+    derived = [name for name in algorithm.summed if name in algorithm.server_only]
+    if derived and config.update.changes_updates:
+        raise UserError(
+            f"update: local.name = {config.local.name} works out {', '.join(derived)} from the updates as they were "
+            "computed; switch off update.top_k, quantise, clip and noise, or use another algorithm"
+        )
+    if config.update.private:
+        _check_privacy(config, rule, algorithm, float_buffers=len(model.buffers_F))
     if "oui" in rule.needs:
         from raysim.activation import find_activation
 
@@ -31,6 +42,27 @@ def check_plugins(config: Config, prepared: Prepared) -> None:
         find_activation(module, torch.zeros(1, channels, *size), config.aggregation.params.get("layers"))
     if prepared.quota_KC.any():
         plugin("generator", config.generator).build(prepared.split, "cpu")
+
+
+def _check_privacy(config: Config, rule: Any, algorithm: Any, float_buffers: int) -> None:
+    """Refuse what would send more than the noise hides, or what no bound on a client's influence is known for."""
+    if algorithm.summed:
+        sent = ", ".join(algorithm.summed)
+        raise UserError(
+            f"update.noise_multiplier: local.name = {config.local.name} sends further vectors ({sent}) that no noise "
+            "hides; use an algorithm that sends updates alone, such as sgd or fedprox"
+        )
+    if float_buffers:
+        raise UserError(
+            f"update.noise_multiplier: model.name = {config.model.name} has running statistics (batch normalisation) "
+            "that no noise hides; use a model without them"
+        )
+    if config.update.noise_at == "server" and hasattr(rule, "aggregate"):
+        raise UserError(
+            f"update.noise_at = server: {config.aggregation.name} is no weighted sum, so what one client can change "
+            "of it is not bounded; use update.noise_at=client or another rule"
+        )
+    require_library()
 
 
 def measures(section: AggregationSection, rule: Any) -> dict[str, dict[str, Any]]:
@@ -51,4 +83,5 @@ def worker_setup(config: Config, rule: Any) -> WorkerSetup:
     return WorkerSetup(
         config.seed, plugin("model", config.model), plugin("local", config.local), tuple(config.data.augment),
         config.resources.precision == "bf16", measures(config.aggregation, rule),
+        update=config.update,
     )

@@ -101,6 +101,33 @@ def sweep(file: str, overrides: tuple[str, ...]) -> None:
     result.check()
 
 
+@commands.group()
+def cache() -> None:
+    """Show or empty the cache of synthetic images, which all runs share."""
+
+
+_cache_dir = click.option("--dir", "folder", type=click.Path(), help="Folder of the cache; by default as `run` has it.")
+
+
+@cache.command("list")
+@_cache_dir
+def cache_list(folder: str | None) -> None:
+    """Show what the cache holds: generator, seed, images, size."""
+    from raysim.cache_table import show
+
+    for line in show(folder):
+        click.echo(line)
+
+
+@cache.command("clear")
+@_cache_dir
+def cache_clear(folder: str | None) -> None:
+    """Delete all cached images, at once; they can be made again."""
+    from raysim.cache_table import clear
+
+    click.echo(clear(folder))
+
+
 @commands.command("list")
 def list_plugins() -> None:
     """Show every plug-in that a configuration can name, by section of the configuration."""
@@ -135,6 +162,9 @@ def main() -> NoReturn:
         click.echo(f"error: {error}", err=True)
         sys.exit(2)
     except RunError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:  # a disk that is full, a folder that went away
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
     except (KeyboardInterrupt, click.Abort):

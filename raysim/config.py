@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from raysim.errors import ConfigError
 from raysim.plugins import check_name, check_parameters, parameters, problems_of, resolve
+from raysim.update_options import Update
 from raysim.yaml_io import parse_overrides, plain_copy, read_yaml
 
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -39,6 +40,8 @@ class DataSection(Section):
     """Use only this many training images, class-balanced; null for all."""
     test_samples: Annotated[int, Field(ge=1)] | None = None
     """Use only this many test images, class-balanced; null for all."""
+    public_frac: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+    """Class-balanced fraction of the training images that no client owns: for the oracle, or to pretrain on."""
     augment: list[Literal["crop", "flip"]] = []
     """Augmentation of training batches, drawn per client and round: random crop after 4-pixel padding, mirror."""
 
@@ -104,6 +107,8 @@ class Output(_Base):
     """Rounds between checkpoints; one is also written at the end and when the run is interrupted."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     """How many of the newest checkpoints are kept."""
+    quality: bool = False
+    """Measure the synthetic images (takes a minute): what a classifier learns from them, whether any is a copy."""
     cache: str | None = "~/.cache/raysim/images"
     """Folder of the synthetic-image cache, shared by all runs; null: no cache."""
 
@@ -135,6 +140,7 @@ class Config(_Base):
     """Weights of the clients' updates."""
     server: Section = Section(name="sgd")
     """The step from the aggregated update to the next global model."""
+    update: Update = Update()
     resources: Resources = Resources()
     tracking: Tracking = Tracking()
     output: Output = Output()
@@ -160,7 +166,7 @@ class Config(_Base):
 
 PLUGIN_SECTIONS = ("data", "partition", "allocation", "generator", "model", "local", "aggregation", "server")
 MODIFIERS = ("rare", "label_noise", "input_noise")
-_PLAIN_SECTIONS: dict[str, type[BaseModel]] = {"resources": Resources, "tracking": Tracking, "output": Output}
+_PLAIN: dict[str, type[BaseModel]] = {"update": Update, "resources": Resources, "tracking": Tracking, "output": Output}
 
 
 def apply_overrides(plain: dict[str, Any], overrides: Iterable[str]) -> list[str]:
@@ -227,7 +233,7 @@ def build(
         config = Config.model_validate(plain)
     except ValidationError as error:
         failure = error
-    deeper = [f"{section}.{key}" for section, model in _PLAIN_SECTIONS.items() for key in model.model_fields]
+    deeper = [f"{section}.{key}" for section, model in _PLAIN.items() for key in model.model_fields]
     for section in PLUGIN_SECTIONS:
         given = plain.get(section, Config.model_fields[section].default)
         given = given.model_dump() if isinstance(given, Section) else given
@@ -271,12 +277,11 @@ def _check_section(section: str, given: dict[str, Any], deep: bool) -> tuple[dic
 
 
 def _cross_checks(config: Config) -> list[str]:
-    clients = config.partition.params.get("clients")
-    per_round = config.clients_per_round
+    clients, per_round = config.partition.params.get("clients"), config.clients_per_round
     if isinstance(clients, int) and isinstance(per_round, int) and per_round > clients:
-        return [f"clients_per_round = {per_round}: there are only {clients} clients (partition.clients); "
-                f"use at most {clients}, or a fraction such as 1.0"]
-    return []
+        there = f"there are only {clients} clients (partition.clients); use at most {clients}"
+        return [*config.update.problems(), f"clients_per_round = {per_round}: {there}, or a fraction such as 1.0"]
+    return config.update.problems()
 
 
 def load_config(
@@ -287,7 +292,6 @@ def load_config(
     Raises ConfigError that lists every problem, each with its key, its value, what is accepted and the nearest name.
     """
     plain = plain_copy(source) if isinstance(source, Mapping) else read_yaml(source)
-    overrides = list(overrides)
     notes = apply_overrides(plain, overrides)
     where = "the configuration" if isinstance(source, Mapping) else str(source)
     config = build(plain, f"{where} with the overrides given" if overrides else where, sections)

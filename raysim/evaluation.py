@@ -12,6 +12,8 @@ from raysim.records import ByteArray, IntArray
 
 CHUNK = 100  # images at a time: small enough to stay in a core's cache; fixed, so that sharding cannot change a bit
 
+CLASSES_SHOWN = 100  # of more, one metric each would drown the others
+
 
 @dataclass(frozen=True)
 class ChunkResult:
@@ -58,14 +60,19 @@ def evaluate_chunks(
 
 
 def summarise(results: Iterable[ChunkResult]) -> dict[str, float]:
-    """Accuracy and mean loss on all images, and the accuracy of the worst class; chunks may come in any order."""
+    """Accuracy and mean loss on all images, accuracy of the worst class and of each; chunks may come in any order.
+
+    `accuracy_class_C` for each class C that has a test image, unless there are more than CLASSES_SHOWN classes.
+    """
     parts = sorted(results, key=lambda r: r.chunk)
     correct_C = np.sum([r.correct_C for r in parts], axis=0)
     total_C = np.sum([r.total_C for r in parts], axis=0)
     present = total_C > 0
     n = int(total_C.sum())
+    shown = np.flatnonzero(present & (len(total_C) <= CLASSES_SHOWN))
     return {
         "accuracy": float(correct_C.sum() / n),
         "loss": math.fsum(r.loss_sum for r in parts) / n,
         "worst_class_accuracy": float((correct_C[present] / total_C[present]).min()),
+        **{f"accuracy_class_{c}": float(correct_C[c] / total_C[c]) for c in shown},
     }

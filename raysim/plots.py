@@ -31,7 +31,7 @@ def accuracy_curve(metrics: "pd.DataFrame", path: Path, column: str = "accuracy"
         raise ValueError(f"metrics lack {sorted(missing)}; they have {list(metrics.columns)}")
     measured = metrics[["round", column]].dropna()
     rounds, accuracy = measured["round"].to_numpy(), measured[column].to_numpy() * 100
-    figure, axes = _figure(7, 4)
+    figure, axes = blank_figure(7, 4)
     axes.plot(rounds, accuracy, marker="o" if len(rounds) <= 40 else "", markersize=3, color="C0")
     if len(rounds):
         best = int(accuracy.argmax())
@@ -42,7 +42,7 @@ def accuracy_curve(metrics: "pd.DataFrame", path: Path, column: str = "accuracy"
     axes.set(title="Accuracy on the test split", xlabel="round", ylabel="accuracy (%)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def client_counts(real_KC: IntArray, synthetic_KC: IntArray, class_names: Sequence[str], path: Path) -> Path:
@@ -53,7 +53,7 @@ def client_counts(real_KC: IntArray, synthetic_KC: IntArray, class_names: Sequen
     from matplotlib.colors import PowerNorm
 
     K, C = real_KC.shape
-    figure, (left, right) = _figures(1, 2, min(20.0, 4 + 0.5 * C), min(16.0, 2.2 + 0.32 * K))
+    figure, (left, right) = blank_figures(1, 2, min(20.0, 4 + 0.5 * C), min(16.0, 2.2 + 0.32 * K))
     both_KC = real_KC + synthetic_KC
     norm = PowerNorm(0.5, vmin=0, vmax=max(1, int(both_KC.max(initial=1))))
     for axes, counts_KC, title in (
@@ -66,7 +66,7 @@ def client_counts(real_KC: IntArray, synthetic_KC: IntArray, class_names: Sequen
         if K * C <= CELLS_WITH_NUMBERS:
             _write_numbers(axes, counts_KC, norm.vmax)
     figure.colorbar(image, ax=[left, right], label="samples (square-root scale)", fraction=0.04, pad=0.02)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def image_grid(
@@ -81,7 +81,7 @@ def image_grid(
         raise ValueError(f"images have {images.shape[1]} channels; 1 (grey) or 3 (RGB) can be shown")
     blocks = [range(c, min(c + TICKS, len(class_names))) for c in range(0, len(class_names), TICKS)]
     rows = len(blocks[0])
-    figure, all_axes = _figures(1, len(blocks), len(blocks) * (1.6 + 0.45 * per_class), 0.9 + 0.45 * rows)
+    figure, all_axes = blank_figures(1, len(blocks), len(blocks) * (1.6 + 0.45 * per_class), 0.9 + 0.45 * rows)
     step = images.shape[2] + _gap(images)
     for axes, block in zip(all_axes, blocks, strict=True):
         axes.imshow(_mosaic(images, labels, block, rows, per_class), interpolation="nearest")
@@ -91,7 +91,28 @@ def image_grid(
         axes.spines[:].set_visible(False)
     all_axes[0].set_ylabel("class")
     figure.suptitle(f"{len(images):,} images, up to {per_class} of each class shown")
-    return _save(figure, path)
+    return save(figure, path)
+
+
+def comparison_grid(
+    real: tuple[ByteArray, IntArray], synthetic: tuple[ByteArray, IntArray], class_names: Sequence[str], path: Path,
+    per_class: int = 8,
+) -> Path:
+    """Real images on the left, synthetic ones on the right, one class a row; the first 25 classes.  Returns `path`.
+
+    real, synthetic: images (uint8 B x channels x height x width, 1 or 3 channels) and their labels B.
+    """
+    block = range(min(len(class_names), TICKS))
+    figure, all_axes = blank_figures(1, 2, 2 * (1.2 + 0.45 * per_class), 0.9 + 0.45 * len(block))
+    for axes, (images, labels), title in zip(all_axes, (real, synthetic), ("real", "synthetic"), strict=True):
+        step = images.shape[2] + _gap(images)
+        axes.imshow(_mosaic(images, labels, block, len(block), per_class), interpolation="nearest")
+        names = [str(class_names[c]) for c in block] if axes is all_axes[0] else []
+        axes.set_yticks([(i + 0.5) * step for i in range(len(names))], names)
+        axes.set(title=title, xticks=[])
+        axes.tick_params(axis="y", length=0)
+        axes.spines[:].set_visible(False)
+    return save(figure, path)
 
 
 def _gap(images: ByteArray) -> int:
@@ -116,7 +137,7 @@ def lorenz(contributions: dict[str, FloatArray], path: Path) -> Path:
     contributions: by name of the curve, a non-negative number per client (any unit).  The legend gives the share held
     by the top 20 % of clients.  Returns `path`.  Raises ValueError for a negative or non-finite contribution.
     """
-    figure, axes = _figure(5.5, 5)
+    figure, axes = blank_figure(5.5, 5)
     axes.plot([0, 100], [0, 100], color="0.7", linestyle="--", label="every client alike")
     for name, values_K in contributions.items():
         ordered_K = np.sort(np.asarray(values_K, dtype=np.float64))
@@ -130,7 +151,7 @@ def lorenz(contributions: dict[str, FloatArray], path: Path) -> Path:
     axes.set(title="Concentration of label imbalance", xlabel="clients, least skewed first (%)")
     axes.set(ylabel="share of the imbalance score (%)", xlim=(0, 100), ylim=(0, 100))
     axes.legend(loc="upper left", fontsize=9)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def budget_curve(images_x: FloatArray, removed_y: FloatArray, betas: FloatArray, path: Path) -> Path:
@@ -139,7 +160,7 @@ def budget_curve(images_x: FloatArray, removed_y: FloatArray, betas: FloatArray,
     images_x: synthetic images; removed_y: fraction of the imbalance score removed; both ordered like `betas`.
     Returns `path`.
     """
-    figure, axes = _figure(7, 4.5)
+    figure, axes = blank_figure(7, 4.5)
     removed = np.asarray(removed_y) * 100
     axes.axhline(50, color="0.8", linewidth=0.8, zorder=0)
     axes.plot(images_x, removed, marker="o", markersize=4)
@@ -150,10 +171,10 @@ def budget_curve(images_x: FloatArray, removed_y: FloatArray, betas: FloatArray,
     axes.set(ylabel="imbalance score removed (%)", ylim=(min(0.0, float(removed.min(initial=0.0))), 105))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(alpha=0.3)
-    return _save(figure, path)
+    return save(figure, path)
 
 
-def _figures(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, Sequence[Axes]]":
+def blank_figures(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, Sequence[Axes]]":
     """A figure of `width` x `height` inches on the Agg canvas, and its axes, row by row."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -163,12 +184,14 @@ def _figures(rows: int, columns: int, width: float, height: float) -> "tuple[Fig
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
-def _figure(width: float, height: float) -> "tuple[Figure, Axes]":
-    figure, axes = _figures(1, 1, width, height)
+def blank_figure(width: float, height: float) -> "tuple[Figure, Axes]":
+    """As `blank_figures`, with one pair of axes."""
+    figure, axes = blank_figures(1, 1, width, height)
     return figure, axes[0]
 
 
-def _save(figure: "Figure", path: Path) -> Path:
+def save(figure: "Figure", path: Path) -> Path:
+    """Write a figure as PNG, making its folder; returns `path`."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=DPI)

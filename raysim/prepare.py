@@ -21,11 +21,11 @@ class Prepared:
 
 
 def load_split(config: Config) -> Split:
-    """The configured data set, cut to the configured numbers of samples."""
-    from raysim.data.splits import subset
+    """The configured data set, public images set apart, cut to the configured numbers of samples."""
+    from raysim.data.splits import hold_out, subset
 
     split: Split = resolve("data", config.data.name)(**config.data.params)
-    return subset(split, config.data.train_samples, config.data.test_samples)
+    return subset(hold_out(split, config.data.public_frac), config.data.train_samples, config.data.test_samples)
 
 
 def make_partition(config: Config, split: Split) -> Partition:

@@ -35,6 +35,7 @@ class Split:
 
     mean, std: per channel, of the training images scaled to [0, 1].
     flips: whether a mirrored image keeps its label (natural images: yes; digits and letters: no).
+    public_images, public_labels_N: real training images that no client owns (`data.public_frac`); None without.
     """
 
     name: str
@@ -46,6 +47,8 @@ class Split:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     flips: bool = True
+    public_images: ByteArray | None = None
+    public_labels_N: IntArray | None = None
 
     @property
     def classes(self) -> int:

@@ -22,8 +22,10 @@ def accuracy_auc(rounds: Iterable[float], accuracies: Iterable[float]) -> float:
 
 
 def figures(directory: RunDirectory, prepared: Prepared, metrics: "pd.DataFrame", synthetic: Synthetic) -> None:
-    """Accuracy over rounds, real and synthetic counts, example images: PNG files in figures/."""
-    from raysim import plots
+    """Accuracy over rounds, real and synthetic counts, example images, OUIs: PNG files in figures/."""
+    import pandas as pd
+
+    from raysim import oui_plots, plots
 
     folder, split = directory.figures, prepared.split
     plots.accuracy_curve(metrics, folder / "accuracy.png")
@@ -33,10 +35,11 @@ def figures(directory: RunDirectory, prepared: Prepared, metrics: "pd.DataFrame"
     if synthetic.examples is not None:
         images, labels = synthetic.examples
         plots.image_grid(images, labels, split.class_names, folder / "synthetic.png")
+    oui_plots.oui_figures(pd.read_parquet(directory.path / "clients.parquet"), metrics, folder)
 
 
 def accuracy_summary(metrics: "pd.DataFrame") -> dict[str, float]:
-    """Final, best (with its round) and area under the curve of the accuracy on the test split."""
+    """Final, best (with its round), mean of the last five and area under the curve of the test accuracy."""
     measured = metrics.dropna(subset=["accuracy"])
     accuracy, rounds = measured["accuracy"].to_numpy(), measured["round"].to_numpy()
     best = int(np.argmax(accuracy))
@@ -44,8 +47,16 @@ def accuracy_summary(metrics: "pd.DataFrame") -> dict[str, float]:
         "final_accuracy": float(accuracy[-1]),
         "best_accuracy": float(accuracy[best]),
         "best_round": int(rounds[best]),
+        "accuracy_last5": float(accuracy[-5:].mean()),
         "accuracy_auc": accuracy_auc(rounds, accuracy),
     }
+
+
+def accuracy_by_class(metrics: "pd.DataFrame", classes: int) -> list[float | None] | None:
+    """Final accuracy of each class, null for one without test images; null as a whole where it was not measured."""
+    final = metrics.dropna(subset=["accuracy"]).iloc[-1]
+    measured = [final.get(f"accuracy_class_{c}", np.nan) for c in range(classes)]
+    return [None if np.isnan(a) else float(a) for a in measured] if not np.isnan(measured).all() else None
 
 
 def summarise(
@@ -55,6 +66,7 @@ def summarise(
     partition, counts_KC = prepared.partition, prepared.partition.counts_KC
     return {
         **accuracy_summary(metrics),
+        "accuracy_by_class": accuracy_by_class(metrics, prepared.split.classes),
         "rounds": len(metrics),
         "clients": partition.clients,
         "n_real": int(counts_KC.sum()),

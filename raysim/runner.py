@@ -11,7 +11,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from raysim import results, resume, run_state
-from raysim.allocation import fedeas, full
 from raysim.assemble import check_plugins, initial_model, plugin, worker_setup
 from raysim.checkpoint import CheckpointError
 from raysim.config import Config, load_config
@@ -20,9 +19,11 @@ from raysim.engine.session import Session, placement_before_start
 from raysim.engine.store import put
 from raysim.errors import UserError
 from raysim.flat_model import FlatModel
+from raysim.narration import say_plan, store_note, totals, tracked
 from raysim.prepare import Prepared, prepare
 from raysim.records import Split, Synthetic
 from raysim.run_directory import RunDirectory
+from raysim.run_quality import measure_run
 from raysim.server import Server, ServerState
 from raysim.synthesis import synthesise
 from raysim.tracking import NullTracker, Tracker, check_uri
@@ -105,7 +106,7 @@ class _Run:
         directory = resume.find(config, name) if resumed else None
         prepared = prepare(config, split)
         check_plugins(config, prepared)
-        _say_plan(display, config, prepared)
+        say_plan(display, config, prepared)
         identity = {"config_hash": config.hash(), "partition_sha256": prepared.partition.sha256(), "name": name}
         before = directory.read_json("run.json") if directory else {}
         if directory and before["partition_sha256"] != identity["partition_sha256"]:
@@ -188,9 +189,11 @@ class _Run:
                 pool, plugin("generator", config.generator), prepared.split, prepared.quota_KC, config.seed,
                 config.output.cache, self.display,
             )
-        self.notes += synthetic.notes
+        self.notes += [*synthetic.notes, *store_note(prepared, synthetic)]
+        for note in self.notes:
+            self.display.line(f"note: {note}")
         server = Server(
-            config, pool, prepared.partition.sizes_K, synthetic, setup.local.build(), rule,
+            config, pool, prepared.partition, synthetic, setup.local.build(), rule,
             plugin("server", config.server).build(), len(prepared.split.test_labels_N),
         )
         model = initial_model(config, prepared)
@@ -207,12 +210,13 @@ class _Run:
             if found is not None:
                 self.state, notes = found
                 self.notes += notes
-            for note in [*self.notes, f"resuming {self.directory.path.name} after round {self.state.round}"]:
-                self.display.line(note)
+                for note in notes:
+                    self.display.line(f"note: {note}")
+            self.display.line(f"resuming {self.directory.path.name} after round {self.state.round}")
             if self.state.rule:
                 server.rule.load_state(self.state.rule)
             for row in self.state.rows:
-                self.tracker.log_round(int(row["round"]), _tracked(row))
+                self.tracker.log_round(int(row["round"]), tracked(row))
         self.display.phase("round")
         first, began = self.state.round, time.monotonic()
 
@@ -223,7 +227,7 @@ class _Run:
             shown = {k: v for k, v in row.items() if k in ("accuracy", "loss", "train_loss")}
             self.display.round(state.round, self.config.rounds, shown, pace * left)
             with self.timed("track"):
-                self.tracker.log_round(state.round, _tracked(row))
+                self.tracker.log_round(state.round, tracked(row))
             if state.round % self.config.output.checkpoint_every == 0 or not left:
                 self._checkpoint()
 
@@ -248,53 +252,32 @@ class _Run:
         model.load(state.model)
         model_path, model_sha256 = directory.write_model(model.state_dict())
         metrics = directory.write_metrics(state.rows, state.client_rows)
+        quality = None
+        if self.config.output.quality:
+            quality = measure_run(self.prepared.split, synthetic, self.config.seed, directory, self.display)
         with self.timed("track"):
             results.figures(directory, self.prepared, metrics, synthetic)
             for path in sorted(directory.figures.glob("*.png")):
                 tracker.log_figure(path)
-            for name in ("metrics.parquet", "metrics.csv", "clients.parquet", "partition.npz"):
+            names = ["metrics.parquet", "metrics.csv", "clients.parquet", "partition.npz"]
+            for name in [*names, "quality.json"] if quality else names:
                 tracker.log_artifact(directory.path / name)
             tracker.log_model_state(model_path)
         self.seconds["total"] = time.monotonic() - self.began
         summary = results.summarise(self.config, self.prepared, metrics, synthetic, self.seconds) | {
             "status": "FINISHED",
             "model_sha256": model_sha256,
+            "quality": quality,
             "mlflow_run_id": tracker.run_id,
             "mlflow_uri": tracker.uri,
             "run_directory": str(directory.path),
             "notes": [*self.config.notes, *self.notes, *tracker.problems],
         }
         directory.write_json("summary.json", summary)
-        tracker.log_round(state.round, _totals(summary))
+        tracker.log_round(state.round, totals(summary))
         tracker.log_artifact(directory.path / "summary.json")
         self.display.summary(summary)
         return Result(metrics, summary, directory.path)
-
-
-def _totals(summary: dict[str, Any]) -> dict[str, float]:
-    """The figures of a whole run, logged at its last round."""
-    names = ("final_accuracy", "best_accuracy", "best_round", "accuracy_auc", "n_synthetic")
-    seconds = {f"seconds_total_{phase}": value for phase, value in summary["seconds"].items()}
-    return {**{name: summary[name] for name in names}, **seconds}
-
-
-def _tracked(row: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in row.items() if name != "round"}
-
-
-def _say_plan(display: Display, config: Config, prepared: Prepared) -> None:
-    sizes_K, quota = prepared.partition.sizes_K, int(prepared.quota_KC.sum())
-    display.line(
-        f"{prepared.split.name}: {len(prepared.split.train_labels_N):,} training images; {config.partition.name}: "
-        f"{prepared.partition.clients:,} clients of {sizes_K.min():,} to {sizes_K.max():,}; "
-        f"{config.allocation.name}: {quota:,} synthetic images"
-    )
-    if not quota:
-        counts_KC = prepared.partition.counts_KC
-        display.line(
-            f"for comparison: fedeas (beta 12) would ask for {int(fedeas(counts_KC, beta=12.0).sum()):,} images, full "
-            f"balance for {int(full(counts_KC).sum()):,}"
-        )
 
 
 @contextlib.contextmanager

@@ -16,13 +16,14 @@ from raysim.engine.store import put
 from raysim.errors import DivergenceError, RunError
 from raysim.evaluation import chunks, summarise
 from raysim.records import (
+    BoolArray,
     ClientReport,
     ClientRows,
     ClientTask,
     FloatArray,
-    IntArray,
     MetricRows,
     ModelState,
+    Partition,
     RoundTable,
     Synthetic,
     Weights,
@@ -66,7 +67,7 @@ class Server:
 
     config: Config
     pool: Pool
-    sizes_K: IntArray
+    partition: Partition
     synthetic: Synthetic
     algorithm: LocalAlgorithm
     rule: Any
@@ -75,6 +76,10 @@ class Server:
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "aggregate": 0.0, "evaluate": 0.0})
     parameters: int = 0
     float_buffers: int = 0
+
+    def __post_init__(self) -> None:
+        self.sizes_K = self.partition.sizes_K
+        self.noisy_K = self.partition.noisy_K | (self.partition.input_noise_K > 0)
 
     def initial(self, model: ModelState) -> ServerState:
         """The state before round 1."""
@@ -102,16 +107,18 @@ class Server:
         keep_all = self.config.resources.on_client_failure == "raise"
         prior = self.rule.weights(self._table(number, tasks), None) if self.rule.streams and keep_all else None
         shares = None if prior is None else self._shares(tasks, prior.w_K)
-        round_ = Round(self.pool, number, model_ref, tasks, shares, drop_failures=not keep_all)
+        round_ = Round(
+            self.pool, number, model_ref, tasks, shares, len(state.model.params_P), drop_failures=not keep_all
+        )
         trained = time.monotonic()
         tasks = [round_.tasks[k] for k in round_.clients]
         if not tasks:
             raise RunError(f"no client of round {number} finished: {next(iter(round_.dropped.values())).cause}")
         table = self._table(number, tasks, round_.reports)
         weights = prior or self.rule.weights(table, round_)
-        model, optimiser = self._step(state, round_, tasks, weights)
+        model, optimiser = self._step(state, round_, table, weights)
         aggregated = time.monotonic()
-        row = self._row(number, round_, table, weights)
+        row = self._row(round_, table, weights) | self._privacy(state, table)
         if number % self.config.evaluate_every == 0 or number == self.config.rounds:
             row.update(self.evaluate(model))
         row["seconds_train"], row["seconds_aggregate"] = trained - began, aggregated - trained
@@ -149,10 +156,14 @@ class Server:
         return {t.client: Share(float(w), float(b), extra) for t, w, b in zip(tasks, w_K, buffers_K, strict=True)}
 
     def _step(
-        self, state: ServerState, round_: Round, tasks: Sequence[ClientTask], weights: Weights
+        self, state: ServerState, round_: Round, table: RoundTable, weights: Weights
     ) -> tuple[ModelState, dict[str, FloatArray]]:
-        """The next global model from the round's exact sums."""
+        """The next global model from the round's exact sums, or from what a rule makes of all updates together."""
+        tasks = [round_.tasks[k] for k in round_.clients]
         update_P, buffers_F, counters, sums = round_.sums(self._shares(tasks, weights.w_K))
+        if hasattr(self.rule, "aggregate"):
+            update_P = self.rule.aggregate(table, round_)
+        update_P = self._noisy(round_.number, update_P, weights.w_K)
         extra = {name: v.astype(np.float64) for name, v in state.model.extra.items()}
         extra, update_P = self.algorithm.server_update(extra, sums, update_P)
         optimiser, step_P = self.optimiser.step(state.optimiser, update_P)
@@ -162,6 +173,28 @@ class Server:
         as_float32 = {name: v.astype(np.float32) for name, v in extra.items()}
         return ModelState(params_P, buffers_F.astype(np.float32), counters, as_float32), optimiser
 
+    def _noisy(self, number: int, update_P: FloatArray, w_K: FloatArray) -> FloatArray:
+        """Gaussian noise on the weighted sum, in proportion to the most that one clipped update can add to it."""
+        options = self.config.update
+        if not options.private or options.noise_at != "server" or options.clip is None:
+            return update_P
+        std = options.noise_multiplier * options.clip * float(np.abs(w_K).max())
+        return update_P + rng.stream(self.config.seed, rng.NOISE, number).normal(0.0, std, len(update_P))
+
+    def _privacy(self, state: ServerState, table: RoundTable) -> dict[str, float]:
+        """Epsilon so far, where noise is added."""
+        options = self.config.update
+        if not options.private:
+            return {}
+        from raysim.privacy import epsilon
+
+        clients = len(self.sizes_K)
+        times = table.round
+        if options.noise_at == "client":
+            took_part = [*(int(row["client"]) for row in state.client_rows), *table.client_K.tolist()]
+            times = int(np.bincount(took_part).max())
+        return {"epsilon": epsilon(options, clients, cohort_size(self.config.clients_per_round, clients), times)}
+
     def evaluate(self, model: ModelState) -> dict[str, float]:
         """Accuracy and loss of a global model on the test split."""
         ref = put(model)
@@ -169,11 +202,11 @@ class Server:
         answers = self.pool.map(items, lambda actor, which: actor.evaluate.remote(ref, which))
         return summarise(result for _, _, results in answers for result in results)
 
-    def _row(self, number: int, round_: Round, table: RoundTable, weights: Weights) -> dict[str, float]:
+    def _row(self, round_: Round, table: RoundTable, weights: Weights) -> dict[str, float]:
         reports = round_.reports
         n_K = np.array([r.n_real + r.n_synthetic for r in reports])
         row: dict[str, float] = {
-            "round": number,
+            "round": round_.number,
             "train_loss": float(np.average([r.loss for r in reports], weights=n_K)),
             "participants": len(reports),
             "dropped": len(round_.dropped),
@@ -183,19 +216,22 @@ class Server:
             "weight_entropy": _entropy(weights.w_K),
             "update_norm_mean": float(np.mean([r.delta_norm for r in reports])),
         }
+        row.update(_weight_ratio(weights.w_K, self.noisy_K[table.client_K]))
         row.update(self._traffic(reports))
         for name in sorted(reports[0].metrics):
             row[f"{name}_mean"] = float(table.columns[name].mean())
-        row.update({name: value for name, value in weights.info.items() if isinstance(value, int | float)})
+        for name, value in weights.info.items():  # metrics are numbers: a text becomes a 1 under its own name
+            row.update({f"{name}_{value}": 1} if isinstance(value, str) else {name: value})
         return row
 
     def _traffic(self, reports: Sequence[ClientReport]) -> dict[str, float]:
-        """Bytes that the participants of a real federation would exchange: float32 vectors, and 8 bytes a scalar."""
-        vector = 4 * (self.parameters + self.float_buffers)
-        down, up = (
-            vector + 4 * self.parameters * len(set(names) - set(self.algorithm.server_only))
+        """Bytes that the participants of a real federation would exchange: float32, updates as sent, 8 a scalar."""
+        further_down, further_up = (
+            4 * (self.float_buffers + self.parameters * len(set(names) - set(self.algorithm.server_only)))
             for names in (self.algorithm.broadcast, self.algorithm.summed)
         )
+        down = 4 * self.parameters + further_down
+        up = self.config.update.bytes_up(self.parameters) + further_up
         scalars = 8 * (3 + max((len(r.metrics) for r in reports), default=0))
         k = len(reports)
         return {"bytes_down": k * down, "bytes_up": k * (up + scalars)}
@@ -208,12 +244,21 @@ class Server:
             row = {
                 "round": number, "client": report.client, "n_real": report.n_real, "n_synthetic": report.n_synthetic,
                 "steps": report.steps, "loss": report.loss, "update_norm": report.delta_norm,
-                "seconds": report.seconds, "weight": float(weights.w_K[i]), **report.metrics,
+                "seconds": report.seconds, "weight": float(weights.w_K[i]),
+                "rare": int(self.partition.rare_K[report.client]), "noisy": int(self.partition.noisy_K[report.client]),
+                "input_noise": float(self.partition.input_noise_K[report.client]), **report.metrics,
             }
             if weights.scores_K is not None:
                 row["score"] = float(weights.scores_K[i])
             rows.append(row)
         return rows
+
+
+def _weight_ratio(w_K: FloatArray, noisy_K: BoolArray) -> dict[str, float]:
+    """Mean weight of the noisy clients of a round over that of the clean ones; nothing where a group has no weight."""
+    if not noisy_K.any() or not w_K[~noisy_K].any():
+        return {}
+    return {"weight_ratio_noisy": float(w_K[noisy_K].mean() / w_K[~noisy_K].mean())}
 
 
 def _entropy(w_K: FloatArray) -> float:

@@ -13,7 +13,8 @@ from raysim.errors import ConfigError
 from raysim.problems import nearest, show
 from raysim.yaml_io import parse_overrides, plain_copy, read_yaml
 
-SECTIONS = (*PLUGIN_SECTIONS, "resources", "tracking", "output")
+SECTIONS = (*PLUGIN_SECTIONS, "update", "resources", "tracking", "output")
+METHOD = "method"
 _KEYS = ("base", "grid", "target_accuracy")
 
 
@@ -116,6 +117,7 @@ def _choices(axis: str, values: list[Any]) -> list[tuple[str, list[str]]]:
     """(label, overrides) of each value of an axis.
 
     A mapping for a section changes its keys as overrides on the command line would; a text names its plug-in.
+    The axis `method` is for changes that go together: each value a mapping of dotted keys (and a `label`).
     """
     choices = []
     for value in values:
@@ -123,8 +125,9 @@ def _choices(axis: str, values: list[Any]) -> list[tuple[str, list[str]]]:
         if isinstance(value, dict):
             keys = {key: inner for key, inner in value.items() if key != "label"}
             label = str(value["label"]) if "label" in value else None
-        if axis in SECTIONS and isinstance(keys, dict):
-            overrides = [f"{axis}.{key}={json.dumps(inner)}" for key, inner in keys.items()]
+        if axis in (*SECTIONS, METHOD) and isinstance(keys, dict):
+            prefix = "" if axis == METHOD else f"{axis}."
+            overrides = [f"{prefix}{key}={json.dumps(inner)}" for key, inner in keys.items()]
             label = label or _short(keys)
         elif axis in PLUGIN_SECTIONS and isinstance(keys, str):
             overrides, label = [f"{axis}.name={json.dumps(keys)}"], keys

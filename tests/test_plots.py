@@ -75,13 +75,13 @@ def test_image_grid_refuses_channels_it_cannot_show(tmp_path):
 def legend(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the legend texts of the figures that are saved from now on."""
     texts: list[str] = []
-    save = plots._save
+    save = plots.save
 
     def keep(figure, path):
         texts.extend(text.get_text() for axes in figure.axes for text in axes.get_legend().get_texts())
         return save(figure, path)
 
-    monkeypatch.setattr(plots, "_save", keep)
+    monkeypatch.setattr(plots, "save", keep)
     return texts
 
 

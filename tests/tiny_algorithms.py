@@ -35,9 +35,11 @@ class dies(sgd):
     lives: str = ""
 
     def finish(self, job: Job) -> None:
+        if (job.client, job.round) != (3, 2):
+            return
         file = Path(self.lives)
         left = int(file.read_text())
-        if (job.client, job.round) == (3, 2) and left > 0:
+        if left > 0:
             file.write_text(str(left - 1))
             os.kill(os.getpid(), signal.SIGKILL)
 

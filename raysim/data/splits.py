@@ -91,6 +91,33 @@ def subset(split: Split, train_samples: int | None, test_samples: int | None) ->
     return changed
 
 
+def hold_out(split: Split, fraction: float) -> Split:
+    """Set a class-balanced fraction of the training images apart as public ones: no client ever owns them.
+
+    The rows are the same for every seed, and chosen before `subset` cuts the rest, so a generator trained on the public
+    part of a data set has seen no client's image.  Of a class of n, round(fraction * n) are public, at least one and
+    never all; mean and standard deviation are those of the rest.  0 changes nothing.
+    Raises UserError for a class of a single image.
+    """
+    if fraction == 0:
+        return split
+    counts_C = np.bincount(split.train_labels_N, minlength=split.classes)
+    if counts_C.min() < 2:
+        raise UserError(
+            f"data.public_frac = {fraction}: class {int(counts_C.argmin())} of {split.name} has "
+            f"{int(counts_C.min())} training image, which cannot be both public and a client's; use 0"
+        )
+    take_C = np.array([min(max(1, fraction_of(fraction, int(n))), int(n) - 1) for n in counts_C], dtype=np.int64)
+    public = choose(split.train_labels_N, take_C, rng.stream(0, rng.SPLIT, 3))
+    rest = np.setdiff1d(np.arange(len(split.train_labels_N)), public)
+    images = split.train_images[rest]
+    mean, std = channel_statistics(images)
+    return replace(
+        split, train_images=images, train_labels_N=split.train_labels_N[rest], mean=mean, std=std,
+        public_images=split.train_images[public], public_labels_N=split.train_labels_N[public],
+    )
+
+
 def _subset_rows(labels_N: IntArray, classes: int, samples: int, key: str, at_least: int) -> IntArray:
     least = max(1, classes * at_least)
     if not least <= samples <= len(labels_N):

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raysim.records import FloatArray, IntArray
+from raysim.update_options import Update
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class WorkerSetup:
 
     measure: statistics of a trained client beyond loss and norm, with their options, such as {"oui": {...}}.
     kept_bytes_limit: updates beyond this many bytes wait in the object store, which spills to disk.
+    update: what a client does to its update before it sends it.
     """
 
     seed: int
@@ -36,6 +38,7 @@ class WorkerSetup:
     bf16: bool = False
     measure: dict[str, dict[str, Any]] = field(default_factory=dict)
     kept_bytes_limit: int = 1_000_000_000
+    update: Update = field(default_factory=Update)
 
 
 @dataclass(frozen=True)

@@ -81,17 +81,22 @@ class Pool:
         self._next_id += 1
 
     def map(
-        self, items: Iterable[Item], submit: Submit, on_lost: Callable[[int], Sequence[Item]] = lambda _: ()
+        self,
+        items: Iterable[Item],
+        submit: Submit,
+        on_lost: Callable[[int], Sequence[Item]] = lambda _: (),
+        largest: int | None = None,
     ) -> Iterator[tuple[int, list[Item], Any]]:
         """Do all items, longest first; yields (worker id, items, answer) as calls end, in any order.
 
-        Items travel in chunks that shrink as the work runs out (guided self-scheduling). The items of a dead or
-        overdue worker are done again elsewhere, together with those that `on_lost(worker id)` asks for: work that was
-        done but whose fruit that worker still held. Raises RunError naming an item that failed max_retries + 1 times.
+        Items travel in chunks of at most `largest` that shrink as the work runs out (guided self-scheduling). What a
+        dead or overdue worker had is done again elsewhere, together with what `on_lost(worker id)` asks for: work that
+        was done but whose fruit that worker still held. Raises RunError naming an item that failed max_retries + 1
+        times.
         """
         queue = sorted(items, key=lambda item: item.cost)
         while queue or any(m.calls for m in self.members.values()):
-            self._hand_out(queue, submit)
+            self._hand_out(queue, submit, largest)
             for member, outcome in self._wait():
                 if isinstance(outcome, _Lost):
                     again = self._requeue(member, outcome.cause)
@@ -100,7 +105,7 @@ class Pool:
                     continue
                 call = member.calls.popleft()
                 member.since = time.monotonic()
-                self._hand_out(queue, submit)
+                self._hand_out(queue, submit, largest)
                 yield member.id, call.items, outcome
 
     def ask(self, questions: Mapping[int, Submit]) -> tuple[dict[int, Any], list[int]]:
@@ -130,12 +135,12 @@ class Pool:
         for member in self.members.values():
             submit(member.actor)
 
-    def _hand_out(self, queue: list[Item], submit: Submit) -> None:
+    def _hand_out(self, queue: list[Item], submit: Submit, largest: int | None) -> None:
         ready = [m for m in self.members.values() if m.ready]
         for depth in range(1, IN_FLIGHT + 1):
             for member in ready:
                 if queue and len(member.calls) < depth:
-                    chunk = _chunk(queue, len(ready))
+                    chunk = _chunk(queue, len(ready), largest or len(queue))
                     if not member.calls:
                         member.since = time.monotonic()
                     member.calls.append(_Call(submit(member.actor, [i.payload for i in chunk]), chunk))
@@ -210,12 +215,14 @@ class _Lost:
     cause: str
 
 
-def _chunk(queue: list[Item], workers: int) -> list[Item]:
+def _chunk(queue: list[Item], workers: int, largest: int) -> list[Item]:
     """Take items off the long end of the queue: a share of what is left, never more than one that failed before."""
     target = sum(item.cost for item in queue) / (IN_FLIGHT * workers)
     chunk = [queue.pop()]
     cost = chunk[0].cost
-    while queue and not chunk[0].attempts and not queue[-1].attempts and cost + queue[-1].cost <= target:
+    if chunk[0].attempts:
+        return chunk
+    while queue and len(chunk) < largest and not queue[-1].attempts and cost + queue[-1].cost <= target:
         chunk.append(queue.pop())
         cost += chunk[-1].cost
     return chunk

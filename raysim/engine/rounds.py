@@ -3,13 +3,14 @@
 No client's update reaches the driver. What a dead worker held is trained again, from the same inputs, to the same bits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import ray
 
+from raysim.engine import slices
 from raysim.engine.messages import Failure, PartialSum, Share
 from raysim.engine.pool import Item, Pool
 from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, scale, total
@@ -26,9 +27,13 @@ class Round:
 
     def __init__(
         self, pool: Pool, number: int, state_ref: Any, tasks: Sequence[ClientTask], shares: Mapping[int, Share] | None,
-        drop_failures: bool = False,
+        parameters: int, drop_failures: bool = False,
     ) -> None:
-        """shares: each client's part in the sums, for rules whose weights sum to 1 and do not depend on the updates."""
+        """parameters: P, the length of an update.
+
+        shares: each client's part in the sums, for rules whose weights sum to 1 and do not depend on the updates.
+        """
+        self.parameters = parameters
         self.pool, self.number, self.state_ref, self.shares = pool, number, state_ref, shares
         self.drop_failures = drop_failures
         self.tasks = {task.client: task for task in tasks}
@@ -91,11 +96,13 @@ class Round:
                 groups.setdefault(self.owner[k], []).append(k)
             got, lost = self.pool.ask({worker: partial(question, ks) for worker, ks in groups.items()})
             for worker in lost:
-                for item in self._lost(worker):
-                    left.add(item.payload.client) if item.payload.client in clients else None
+                self._lost(worker)
             for worker, answer in got.items():
                 answers.append((groups[worker], answer))
                 left.difference_update(groups[worker])
+                if self.shares is not None:  # a running sum is given away once: training these again would add to it
+                    for k in groups[worker]:
+                        self.owner.pop(k, None)
         return answers
 
     # The `updates` handle
@@ -115,6 +122,43 @@ class Round:
     def weighted_sum(self, w_K: FloatArray) -> FloatArray:
         """sum_k w_k Delta_k, shape P: exact on the grid of `engine.reduce`, whatever the workers and their order."""
         return self.sums({k: Share(w, 0.0, 0.0) for k, w in zip(self.clients, w_K.tolist(), strict=True)})[0]
+
+    def gram(self) -> FloatArray:
+        """Inner products of the updates with each other, K x K: slice by slice, summed in the order of the slices."""
+        return np.sum(self._by_slice(slices.gram_matrix), axis=0)
+
+    def by_coordinate(self, fn: Callable[[FloatArray], FloatArray]) -> FloatArray:
+        """`fn` maps any slice of coordinates, K x p in float64, to p numbers; the slices' answers, joined: P."""
+        return np.concatenate(self._by_slice(fn))
+
+    def _by_slice(self, fn: Callable[[FloatArray], FloatArray]) -> list[FloatArray]:
+        """The answers of `fn` for all slices, in order; as many slices at a time as there are workers."""
+        cuts = slices.slices(self.parameters, len(self.clients))
+        at_once = max(1, len(self.pool.members))
+        waves = (cuts[i : i + at_once] for i in range(0, len(cuts), at_once))
+        return [answer for wave in waves for answer in self._wave(fn, wave)]
+
+    def _wave(self, fn: Callable[[FloatArray], FloatArray], wave: list[slices.Slice]) -> list[FloatArray]:
+        """A few slices; those of which a worker took a part to its grave are asked for again."""
+
+        def give_up(worker: int) -> list[Item]:
+            self._lost(worker)  # what it held is trained again when it is next asked for
+            return []
+
+        def submit(actor: Any, gathered: list[tuple[int, list[slices.Part]]]) -> Any:
+            return actor.answer.remote(fn, [parts for _, parts in gathered])
+
+        found: dict[int, FloatArray] = {}
+        while left := [i for i in range(len(wave)) if i not in found]:
+            wanted = [wave[i] for i in left]
+            shared = self._each(self.clients, lambda ks, actor, _, cut=wanted: actor.share.remote(ks, cut))
+            items = []
+            for n, i in enumerate(left):
+                name = f"coordinates {wave[i][0]} to {wave[i][1] - 1} in round {self.number}"
+                items.append(Item((i, [(clients, refs[n]) for clients, refs in shared]), 1.0, name))
+            for _, done, answers in self.pool.map(items, submit, give_up):
+                found.update({d.payload[0]: a for d, a in zip(done, answers, strict=True) if a is not None})
+        return [found[i] for i in range(len(wave))]
 
     def sums(self, shares: Mapping[int, Share]) -> tuple[FloatArray, FloatArray, IntArray, dict[str, FloatArray]]:
         """(weighted sum of updates, of float buffers, maximum of integer buffers, weighted sums of further vectors)."""

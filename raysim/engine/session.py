@@ -17,6 +17,8 @@ from raysim.engine.pool import Pool
 from raysim.errors import UserError
 
 _PREFIX = "raysim-ray-"
+# No report to Ray's makers; no record of every call ever made, which would grow with the run.
+_RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_task_events_report_interval_ms": "0"}
 _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 
 
@@ -55,7 +57,8 @@ class Session:
         self._pool: Pool | None = None
 
     def __enter__(self) -> "Session":
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        for key, value in _RAY_ENVIRONMENT.items():
+            os.environ.setdefault(key, value)
         address = self._resources.address or os.environ.get("RAY_ADDRESS")
         if ray.is_initialized():
             self.where = f"Ray cluster {ray.get_runtime_context().gcs_address}, already connected"

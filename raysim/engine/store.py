@@ -10,6 +10,11 @@ def put(value: Any) -> Any:
     return ray.put(value)
 
 
+def capacity_bytes() -> int:
+    """What the object stores of all nodes hold in memory; more than that spills to disk."""
+    return int(ray.cluster_resources().get("object_store_memory", 0))
+
+
 def get(reference: Any) -> Any:
     """The value of a reference; its arrays are shared memory, not to be written to."""
     return ray.get(reference)

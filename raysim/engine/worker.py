@@ -9,8 +9,10 @@ import numpy as np
 import ray
 
 from raysim import rng
+from raysim.engine import slices
 from raysim.engine.messages import Failure, PartialSum, Plugin, Share, WorkerSetup
 from raysim.records import ByteArray, ClientReport, ClientTask, FloatArray, IntArray, ModelState, Partition, Split
+from raysim.update_options import RESIDUAL
 
 if TYPE_CHECKING:
     import torch
@@ -97,10 +99,10 @@ class Worker:
         synthetic = None if task.synthetic is None else ray.get(task.synthetic)
         noise_std = float(self.partition.input_noise_K[k])
         noise_rng = rng.stream(seed, rng.MODIFIER, k) if noise_std else None
-        data = client_data(
-            self.split.train_images, rows_N, labels_N, synthetic, task.quota_C, noise_std, noise_rng
-        )
+        data = client_data(self.split.train_images, rows_N, labels_N, synthetic, task.quota_C, noise_std, noise_rng)
         self.model.load(state)
+        kept = {} if task.state is None else _tensors(ray.get(task.state), self.device)
+        residual_P = kept.pop(RESIDUAL, None)
         job = Job(
             self.model,
             self.model.params_P.detach().clone(),
@@ -109,19 +111,32 @@ class Worker:
             k,
             len(data.labels_N),
             extra={name: torch.from_numpy(v.copy()).to(self.device) for name, v in state.extra.items()},
-            state=None if task.state is None else _tensors(ray.get(task.state), self.device),
+            state=kept or None,
         )
         result = train_client(job, self.algorithm, data, self.scale, seed, self.setup.bf16)
-        delta_P = self.model.params_P.detach() - job.start_P
+        delta_P, residual_P, seen = self._send(self.model.params_P.detach() - job.start_P, residual_P, k)
         update = {"delta": delta_P, "buffers": self.model.buffers_F.clone(), "counters": self.model.counters.clone()}
         update.update({name: job.kept[name] for name in self.algorithm.summed})
         norm = _check(result.loss, update)
         report = ClientReport(
             k, task.n_real, task.n_synthetic, result.steps, self.algorithm.effective_steps(job), result.loss, norm,
-            result.seconds, self._measure(k, data),
+            result.seconds, {**self._measure(k, data), **seen},
         )
-        arrays = {name: t.cpu().numpy() for name, t in result.state.items()} if result.state is not None else None
+        after = result.state if residual_P is None else {**(result.state or kept), RESIDUAL: residual_P}
+        arrays = {name: t.cpu().numpy() for name, t in after.items()} if after is not None else None
         return report, update, arrays
+
+    def _send(
+        self, delta_P: "torch.Tensor", residual_P: "torch.Tensor | None", client: int
+    ) -> tuple["torch.Tensor", "torch.Tensor | None", dict[str, float]]:
+        """(the update as the client sends it, what it remembers of the rest, what there is to say about it)."""
+        from raysim.compression import send
+
+        options = self.setup.update
+        if not options.changes_updates:
+            return delta_P, None, {}
+        _check(0.0, {"delta": delta_P})  # before the largest values of something that is not finite are chosen
+        return send(delta_P, residual_P, options, self.setup.seed, self.round, client)
 
     def _measure(self, k: int, data: Any) -> dict[str, float]:
         """Statistics of the trained client; they read the model and change nothing."""
@@ -169,6 +184,14 @@ class Worker:
 
         v_P = torch.from_numpy(vector_P.copy()).to(self.device)
         return [float(self._kept(k)["delta"].to(torch.float64) @ v_P) for k in clients]
+
+    def share(self, clients: Sequence[int], wanted: Sequence[slices.Slice]) -> list[Any]:
+        """Put slices of these clients' updates where every worker can read them; one reference a slice."""
+        return slices.share((self._kept(k)["delta"].cpu().numpy() for k in clients), wanted)
+
+    def answer(self, fn: slices.Question, gathered: Sequence[Sequence[slices.Part]]) -> list[FloatArray | None]:
+        """`fn` of each of these slices of all clients' updates; None for one of which a part is lost."""
+        return [slices.answer(fn, parts) for parts in gathered]
 
     def partial_sum(self, clients: Sequence[int], shares: Sequence[Share]) -> PartialSum:
         """This worker's part of the sums over the given clients, all of which it trained in this round."""

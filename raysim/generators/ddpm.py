@@ -7,27 +7,24 @@ seams differently in the last bit.
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from raysim.errors import RunError, UserError
+from raysim.errors import UserError
 from raysim.generators.folder import CARD, find_folder, read_json, read_unet
 from raysim.generators.samplers import Sampler
+from raysim.generators.sampling import LANES, check_labels, one_thread, to_uint8
 from raysim.records import ByteArray, IntArray, Split
 
 __all__ = ["ddpm"]
 
 CODE_VERSION = 2  # goes up with every change of this module that changes pixels
-LANES = 16  # batches are padded to a multiple of this, so that no image falls into the remainder of a vectorised loop
 
 
 class ddpm:
@@ -79,7 +76,7 @@ class ddpm:
         Image i is the same in any batch and at any position.  Raises UserError for labels that are not integers or not
         classes, ValueError if seeds_B is not of the same length.
         """
-        labels_B = _check_labels(np.asarray(labels_B), self.classes)
+        labels_B = check_labels(np.asarray(labels_B), self.classes)
         seeds_B = np.asarray(seeds_B)
         if seeds_B.shape != labels_B.shape or seeds_B.dtype.kind not in "iu":
             raise ValueError(f"seeds_B must be {len(labels_B)} integers, not {seeds_B.dtype} of shape {seeds_B.shape}")
@@ -87,7 +84,7 @@ class ddpm:
             self.unet = self.unet.to(self.device, memory_format=torch.channels_last)
             self._is_on_device = True
         images = np.empty((len(labels_B), *self.shape), np.uint8)
-        with torch.inference_mode(), _one_thread(self.device):
+        with torch.inference_mode(), one_thread(self.device):
             for start in range(0, len(labels_B), self.batch_size):
                 part = slice(start, start + self.batch_size)
                 images[part] = self._sample_batch(labels_B[part], seeds_B[part])
@@ -124,29 +121,6 @@ class ddpm:
         return predicted.float().contiguous()
 
 
-def to_uint8(x: Tensor) -> ByteArray:
-    """Images in [-1, 1] as pixels 0..255, clamped, so that values slightly outside do not wrap round.
-
-    Raises RunError if a value is not finite.
-    """
-    if not bool(torch.isfinite(x).all()):
-        raise RunError("generator: sampling gave NaN or infinity; check generator.weights and generator.guidance")
-    pixels: ByteArray = ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
-    return pixels
-
-
-@contextmanager
-def _one_thread(device: torch.device) -> Iterator[None]:
-    """One thread on a CPU, and the number before afterwards."""
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _check_unet(folder: Path, config: Any, split: Split, guidance: float) -> tuple[int, int | None]:
     """(classes, null class or None) of the weights; UserError if they do not fit the data set or the guidance."""
     card = read_json(folder / CARD) if (folder / CARD).is_file() else {}
@@ -176,15 +150,3 @@ def _check_unet(folder: Path, config: Any, split: Split, guidance: float) -> tup
             "1, or train with label_dropout above 0"
         )
     return classes, classes if has_null else None
-
-
-def _check_labels(labels_B: NDArray[Any], classes: int) -> IntArray:
-    if labels_B.ndim != 1 or labels_B.dtype.kind not in "iu":
-        raise UserError(
-            f"labels must be whole numbers, one an image, not {labels_B.dtype} of shape {labels_B.shape}; "
-            "cast them to an integer type where they are read"
-        )
-    outside = np.unique(labels_B[(labels_B < 0) | (labels_B >= classes)])
-    if len(outside):
-        raise UserError(f"labels {outside[:5].tolist()} are not among the generator's classes 0 to {classes - 1}")
-    return labels_B.astype(np.int64)

@@ -37,7 +37,7 @@ def find_folder(weights: str) -> Path:
     """The folder that `weights` means: a shipped name, or a path.  Raises UserError, also for a pickle."""
     path = SHIPPED / weights if weights in shipped_names() else Path(weights).expanduser()
     if path.suffix.lower() in PICKLES:
-        raise UserError(_pickle_refusal(path))
+        raise UserError(pickle_refusal(path))
     if not path.is_dir():
         found = "is a file" if path.exists() else "does not exist"
         raise UserError(
@@ -46,27 +46,28 @@ def find_folder(weights: str) -> Path:
         )
     if not (path / WEIGHTS).is_file():
         pickles = sorted(file for file in path.iterdir() if file.suffix.lower() in PICKLES)
-        raise UserError(_pickle_refusal(pickles[0]) if pickles else f"generator.weights: {path / WEIGHTS} is missing")
+        raise UserError(pickle_refusal(pickles[0]) if pickles else f"generator.weights: {path / WEIGHTS} is missing")
     return path
 
 
-def _pickle_refusal(path: Path) -> str:
+def pickle_refusal(path: Path, key: str = "generator.weights") -> str:
+    """Why a pickle is not loaded, and what to do."""
     return (
-        f"generator.weights: {path} is refused: a {path.suffix} file is a pickle, and loading a pickle can run any "
+        f"{key}: {path} is refused: a {path.suffix} file is a pickle, and loading a pickle can run any "
         f"code that its author put in it; convert it to {WEIGHTS} (safetensors)"
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of the weights folder.  Raises UserError with the path if missing or damaged."""
+def read_json(path: Path, key: str = "generator.weights") -> dict[str, Any]:
+    """The object in a JSON file of the weights folder.  Raises UserError with key and path if missing or damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"generator.weights: {path} is missing") from None
+        raise UserError(f"{key}: {path} is missing") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"generator.weights: {path} cannot be read: {error}") from None
+        raise UserError(f"{key}: {path} cannot be read: {error}") from None
     if not isinstance(content, dict):
-        raise UserError(f"generator.weights: {path} must hold a JSON object, not a {type(content).__name__}")
+        raise UserError(f"{key}: {path} must hold a JSON object, not a {type(content).__name__}")
     return content
 
 
@@ -135,6 +136,14 @@ def write_folder(folder: Path, unet: Any, scheduler: Any, card: dict[str, Any], 
         (CARD, (json.dumps(card, indent=2) + "\n").encode()),
     ):
         write_atomically(folder / name, content)
+
+
+def add_to_card(folder: Path, key: str, value: Any, markdown: str) -> None:
+    """Add an entry to card.json, and a section to README.md, of a finished weights folder."""
+    card = {**read_json(folder / CARD), key: value}
+    text = (folder / README).read_text(encoding="utf-8").split("\n## ")[0].rstrip()
+    write_atomically(folder / README, f"{text}\n\n{markdown}\n".encode())
+    write_atomically(folder / CARD, (json.dumps(card, indent=2) + "\n").encode())
 
 
 def write_atomically(path: Path, content: bytes) -> None:

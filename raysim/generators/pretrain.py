@@ -1,5 +1,6 @@
 """Trains the diffusion model behind the `ddpm` generator and writes its weights folder; can be stopped and resumed."""
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,19 +16,27 @@ from raysim.generators.trainer import Trainer
 from raysim.records import Split
 
 CHECKPOINT = "checkpoint.safetensors"
+PREVIEW = "preview"
 
 
-def pretrain(config: PretrainConfig, split: Split, on_progress: Callable[[dict[str, Any]], None]) -> Path:
+def pretrain(
+    config: PretrainConfig,
+    split: Split,
+    on_progress: Callable[[dict[str, Any]], None],
+    on_preview: Callable[[Path, int], None] | None = None,
+) -> Path:
     """Train a diffusion model on the training split and return the folder of its weights.
 
     Resumes from a checkpoint of the same configuration, and returns at once if the folder is already finished.
     on_progress gets {step, steps, loss, lr, images_per_s, eta_s} every `log_every` steps and at every checkpoint; loss
     is the mean squared error since the report before.
+    on_preview gets, every `sampling.every` steps, a weights folder of the model as it is, and the step; the folder is
+    gone when the training ends.
     Raises UserError if the folder holds another run or the network cannot take the images, RunError if the training
     diverges.
     """
     folder = Path(config.output).expanduser()
-    if _is_finished(folder, config):
+    if is_finished(folder, config):
         return folder
     trainer = Trainer(config, split)
     trainer.resume(folder / CHECKPOINT)
@@ -40,20 +49,35 @@ def pretrain(config: PretrainConfig, split: Split, on_progress: Callable[[dict[s
             on_progress(trainer.progress((time.monotonic() - start) / (trainer.step - first)))
         if is_checkpoint:
             trainer.save(folder / CHECKPOINT)
+        if on_preview is not None and config.sampling.every and trainer.step % config.sampling.every == 0:
+            start += _preview(trainer, folder / PREVIEW, on_preview)
     if trainer.step < config.steps:
         trainer.save(folder / CHECKPOINT)
     card = _card(trainer)
     write_folder(folder, trainer.averaged_unet(), trainer.scheduler, card, _readme(card))
     if trainer.step == config.steps:
         (folder / CHECKPOINT).unlink(missing_ok=True)
+    shutil.rmtree(folder / PREVIEW, ignore_errors=True)
     return folder
+
+
+def _preview(trainer: Trainer, folder: Path, on_preview: Callable[[Path, int], None]) -> float:
+    """Hand out the model as it is; returns the seconds that this took, which are none of the training's."""
+    began = time.monotonic()
+    write_folder(folder, trainer.averaged_unet(), trainer.scheduler, {"null_class": trainer.null_class}, "")
+    on_preview(folder, trainer.step)
+    return time.monotonic() - began
 
 
 def _is_time_up(config: PretrainConfig, start: float) -> bool:
     return config.minutes is not None and time.monotonic() - start > 60 * config.minutes
 
 
-def _is_finished(folder: Path, config: PretrainConfig) -> bool:
+def is_finished(folder: Path, config: PretrainConfig) -> bool:
+    """Whether the folder holds the weights of this configuration, trained to the end.
+
+    Raises UserError if it holds those of another one.
+    """
     if not (folder / CARD).is_file():
         return False
     card = read_json(folder / CARD)
@@ -74,7 +98,7 @@ def _card(trainer: Trainer) -> dict[str, Any]:
         "class_names": list(split.class_names),
         "null_class": trainer.null_class,
         "parameters": sum(p.numel() for p in trainer.unet.parameters()),
-        "config": config.model_dump(mode="json", exclude={"output", "device", "notes"}),
+        "config": config.model_dump(mode="json", exclude={"output", "device", "notes", "sampling", "tracking"}),
         "config_hash": config.hash(),
         "seed": config.seed,
         "steps_done": trainer.step,

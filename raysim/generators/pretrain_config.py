@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from raysim.config import Tracking
+
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Below1 = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
@@ -24,6 +26,21 @@ class UNetConfig(_Base):
     """Residual blocks at each resolution."""
     attention: bool = False
     """Self-attention at the lowest resolution; slow, and small images do well without."""
+
+
+class SamplingConfig(_Base):
+    """How the model is sampled to look at its images: along the way, and at the end to measure their quality."""
+
+    images: Annotated[int, Field(ge=0)] = 1000
+    """Images whose quality is measured at the end, an equal number a class; 0: none."""
+    every: Annotated[int, Field(ge=0)] = 1000
+    """Optimiser steps between grids of sample images; 0: none."""
+    sampler: Literal["ddim", "ddpm", "dpmsolver++", "unipc"] = "ddim"
+    """As in `generator.sampler`."""
+    steps: Count = 20
+    """Denoising steps; at most `train_steps`."""
+    guidance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.5
+    """Guidance; 1 is used where label_dropout is 0."""
 
 
 class PretrainConfig(_Base):
@@ -67,12 +84,16 @@ class PretrainConfig(_Base):
     """Optimiser steps between progress reports."""
     checkpoint_every: Count = 500
     """Optimiser steps between checkpoints."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Samples along the way and the measurement of quality at the end; changes nothing in the training."""
+    tracking: Tracking = Tracking()
+    """Where MLflow keeps loss, sample grids and quality."""
     notes: str = ""
     """Text for the model card, such as the source and licence of the data."""
 
     def hash(self) -> str:
         """Identifies what is trained: everything but where it is kept and how often it reports."""
         plain = self.model_dump(mode="json")
-        for key in ("minutes", "output", "device", "log_every", "checkpoint_every", "notes"):
+        for key in ("minutes", "output", "device", "log_every", "checkpoint_every", "sampling", "tracking", "notes"):
             del plain[key]
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]

@@ -41,7 +41,7 @@ class Trainer:
         self.config, self.split = config, split
         self.step, self.seconds = 0, 0.0
         self.losses: list[Tensor] = []
-        self.device = _device(config.device)
+        self.device = device_of(config.device)
         self.null_class = split.classes if config.label_dropout > 0 else None
         self.flips = split.flips if config.flips == "auto" else config.flips
         self.unet = build(config, split).to(self.device).train()
@@ -203,7 +203,8 @@ def to_range(images: ByteArray) -> Tensor:
     return torch.from_numpy(images).float().mul_(1 / 127.5).sub_(1.0)
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device that a configuration means; UserError where there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -11,8 +11,9 @@ from diffusers import DDIMScheduler, UNet2DModel
 from toy_weights import make_folder, make_split
 
 from raysim.errors import RunError, UserError
-from raysim.generators.ddpm import _one_thread, ddpm, to_uint8
+from raysim.generators.ddpm import ddpm
 from raysim.generators.folder import SHIPPED
+from raysim.generators.sampling import one_thread, to_uint8
 
 SAMPLERS = ["ddim", "ddpm", "dpmsolver++", "unipc"]
 SHAPES = [(1, 8, 8), (3, 5, 5)]
@@ -54,7 +55,7 @@ def test_image_i_is_bitwise_the_same_in_any_batch_and_at_any_position(tmp_path, 
     monkeypatch.setattr("raysim.generators.ddpm.to_uint8", lambda x: x.clone().numpy())
 
     def floats(rows: np.ndarray) -> np.ndarray:
-        with torch.inference_mode(), _one_thread(torch.device("cpu")):
+        with torch.inference_mode(), one_thread(torch.device("cpu")):
             return generator._sample_batch(labels_B[rows], seeds_B[rows])
 
     reference = floats(np.arange(20))

@@ -1,0 +1,153 @@
+"""Throughput of the synthesis phase against the bare sampling loop on the same cores, in one run.
+
+The bare loop is what a careful user would write by hand: the network and the scheduler step, nothing around them, in
+one process a core, for several batch sizes; the best one counts. The synthesis phase is a whole phase 1: keyed noise,
+queue, object store, checksums and the cache on disk.
+
+    python benchmarks/generation.py [--weights digits] [--images 2000] [--workers N] [--steps 20] [--guidance 1.0]
+
+Prints a table, and a JSON object on the last line.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+BATCHES = (16, 32, 64, 128)
+WARM_UP = 16
+
+
+def bare(barrier: Any, answers: Any, options: dict[str, Any]) -> None:
+    """One process of the bare loop: waits for the others, samples its share, answers with its seconds."""
+    import torch
+    from diffusers import DDIMScheduler, UNet2DModel
+
+    torch.set_num_threads(1)
+    unet = UNet2DModel.from_pretrained(options["folder"]).float().eval().to(memory_format=torch.channels_last)
+    scheduler = DDIMScheduler.from_pretrained(options["folder"])
+    size = unet.config.sample_size
+    shape = (unet.config.in_channels, *((size, size) if isinstance(size, int) else size))
+    null = unet.config.num_class_embeds - 1
+    batch, guidance = options["batch"], options["guidance"]
+
+    def sample(count: int) -> None:
+        for start in range(0, count, batch):
+            b = min(batch, count - start)
+            labels = torch.arange(b) % null
+            x = torch.randn(b, *shape).contiguous(memory_format=torch.channels_last)
+            scheduler.set_timesteps(options["steps"])
+            for t in scheduler.timesteps:
+                predicted = unet(x, t, labels, return_dict=False)[0]
+                if guidance != 1:
+                    unconditional = unet(x, t, torch.full_like(labels, null), return_dict=False)[0]
+                    predicted = unconditional + guidance * (predicted - unconditional)
+                x = scheduler.step(predicted, t, x, return_dict=False)[0]
+            ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).numpy()
+
+    with torch.inference_mode():
+        sample(WARM_UP)
+        barrier.wait()
+        began = time.perf_counter()
+        sample(options["images"])
+        answers.put(time.perf_counter() - began)
+
+
+def bare_rate(options: dict[str, Any], workers: int) -> float:
+    """Images per second of `workers` processes that each make their share."""
+    context = multiprocessing.get_context("spawn")
+    barrier, answers = context.Barrier(workers), context.Queue()
+    share = options["images"] // workers
+    processes = [context.Process(target=bare, args=(barrier, answers, {**options, "images": share}))
+                 for _ in range(workers)]
+    for process in processes:
+        process.start()
+    seconds = [answers.get(timeout=3600) for _ in processes]
+    for process in processes:
+        process.join()
+    return share * workers / max(seconds)
+
+
+def phase_rate(options: dict[str, Any], workers: int, batch: int) -> float:
+    """Images per second of phase 1, with the cache, in a Ray of its own; generators are built before the clock runs."""
+    import numpy as np
+
+    from raysim.config import Resources
+    from raysim.data.datasets import digits
+    from raysim.display import Display
+    from raysim.engine.messages import Plugin
+    from raysim.engine.session import Session
+    from raysim.synthesis import synthesise
+
+    split = digits() if options["data"] is None else _parquet(options["data"])
+    keys = {"weights": options["weights"], "steps": options["steps"], "guidance": options["guidance"]}
+    generator = Plugin("generator", "ddpm", {**keys, "batch_size": batch})
+    clients = 10
+    quota_KC = np.full((clients, split.classes), options["images"] // (clients * split.classes), dtype=np.int64)
+    resources = Resources(workers=workers)
+    with Session(resources) as session, tempfile.TemporaryDirectory() as cache, Display(live=False) as display:
+        pool = session.pool(resources)
+        pool.configure(*_setup(split))
+        synthesise(pool, generator, split, quota_KC * 0 + 1, 1, None, display)
+        display.phase("images")
+        began = time.perf_counter()
+        made = synthesise(pool, generator, split, quota_KC, 0, cache, display)
+        seconds = time.perf_counter() - began
+    assert made.made == quota_KC.sum()
+    return made.made / seconds
+
+
+def _setup(split: Any) -> tuple[Any, Any, Any]:
+    """What workers are configured with; the model and the clients are of no account here."""
+    from raysim.aggregation import fedavg
+    from raysim.assemble import worker_setup
+    from raysim.config import load_config
+    from raysim.engine.store import put
+    from raysim.prepare import make_partition
+
+    config = load_config({"rounds": 1, "data": {"name": "digits"}, "partition": {"name": "iid", "clients": 2}})
+    return worker_setup(config, fedavg()), put(split), put(make_partition(config, split))
+
+
+def _parquet(path: str) -> Any:
+    from raysim.data.files import parquet
+
+    return parquet(path=path)
+
+
+def main() -> None:
+    """Measure both, print the table and the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", default="digits")
+    parser.add_argument("--data", help="parquet folder that the weights were trained on; by default the digits")
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--guidance", type=float, default=1.0)
+    options = vars(parser.parse_args())
+    from raysim.generators.folder import find_folder
+
+    options["folder"] = str(find_folder(options["weights"]))
+    workers = options.pop("workers")
+    rates = {batch: bare_rate({**options, "batch": batch}, workers) for batch in BATCHES}
+    best = max(rates, key=lambda batch: rates[batch])
+    phase = phase_rate(options, workers, best)
+    rates[best] = max(rates[best], bare_rate({**options, "batch": best}, workers))  # before and after: a fair best
+    print(f"\n{Path(options['folder']).name}: {options['images']:,} images, {workers} processes of 1 thread, "
+          f"DDIM {options['steps']} steps, guidance {options['guidance']}")
+    for batch, rate in rates.items():
+        print(f"  bare loop, batch {batch:>3}   {rate:>9.1f} images/s{'  (best)' if batch == best else ''}")
+    print(f"  synthesis phase, {best:>3}   {phase:>9.1f} images/s   {phase / rates[best]:.3f} of the best bare loop")
+    print(json.dumps({
+        **options, "workers": workers, "bare_images_per_s": {str(b): round(r, 2) for b, r in rates.items()},
+        "best_batch": best, "phase_images_per_s": round(phase, 2), "ratio": round(phase / rates[best], 4),
+    }))
+
+
+if __name__ == "__main__":
+    main()

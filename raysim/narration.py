@@ -1,0 +1,51 @@
+"""What a run says about itself, on the terminal and to the tracker."""
+
+from typing import Any
+
+from raysim.allocation import fedeas, full
+from raysim.config import Config
+from raysim.display import Display
+from raysim.engine.store import capacity_bytes
+from raysim.prepare import Prepared
+from raysim.records import Synthetic
+
+
+def say_plan(display: Display, config: Config, prepared: Prepared) -> None:
+    """The data, the clients and the images asked for, in a line or two before anything starts."""
+    sizes_K, quota = prepared.partition.sizes_K, int(prepared.quota_KC.sum())
+    display.line(
+        f"{prepared.split.name}: {len(prepared.split.train_labels_N):,} training images; {config.partition.name}: "
+        f"{prepared.partition.clients:,} clients of {sizes_K.min():,} to {sizes_K.max():,}; "
+        f"{config.allocation.name}: {quota:,} synthetic images"
+    )
+    if not quota:
+        counts_KC = prepared.partition.counts_KC
+        display.line(
+            f"for comparison: fedeas (beta 12) would ask for {int(fedeas(counts_KC, beta=12.0).sum()):,} images, full "
+            f"balance for {int(full(counts_KC).sum()):,}"
+        )
+
+
+def store_note(prepared: Prepared, synthetic: Synthetic) -> list[str]:
+    """A warning, once, where the shared arrays are larger than the memory kept for them."""
+    split = prepared.split
+    images = int(synthetic.quota_KC.sum()) * split.channels * split.image_size[0] * split.image_size[1]
+    needed, capacity = split.train_images.nbytes + split.test_images.nbytes + images, capacity_bytes()
+    if needed <= capacity:
+        return []
+    return [
+        f"the images take {needed / 1e6:,.0f} MB and the object store holds {capacity / 1e6:,.0f} MB: the rest spills "
+        "to disk, which is slower (resources.object_store_bytes)"
+    ]
+
+
+def totals(summary: dict[str, Any]) -> dict[str, float]:
+    """The figures of a whole run, logged at its last round."""
+    names = ("final_accuracy", "best_accuracy", "best_round", "accuracy_auc", "n_synthetic")
+    seconds = {f"seconds_total_{phase}": value for phase, value in summary["seconds"].items()}
+    return {**{name: summary[name] for name in names}, **seconds}
+
+
+def tracked(row: dict[str, float]) -> dict[str, float]:
+    """The metrics of a round, without its number."""
+    return {name: value for name, value in row.items() if name != "round"}

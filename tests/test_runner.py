@@ -1,0 +1,132 @@
+"""What a run leaves behind, and what it leaves alone."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from raysim import Result, load_config
+from raysim.results import accuracy_auc, accuracy_summary
+
+Run = Callable[..., Result]
+
+
+def store_bytes() -> int:
+    """Bytes that the object store holds, once Ray has deleted what nobody refers to any more (it takes a second)."""
+    from ray._private.internal_api import memory_summary
+
+    sizes = []
+    for _ in range(12):
+        line = next(x for x in memory_summary(stats_only=True).splitlines() if x.startswith("Plasma memory usage"))
+        sizes.append(int(float(line.split()[3]) * 2**20))
+        time.sleep(0.25)
+    return min(sizes)
+
+
+@pytest.fixture
+def tracked(small: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    return {**small, "tracking": {"uri": f"sqlite:///{tmp_path}/mlflow.db", "experiment": "mine"}}
+
+
+def test_the_run_directory_holds_everything_and_loads_without_pickle(run: Run, small: dict[str, Any]):
+    result = run({**small, "aggregation": {"name": "fedoui"}})
+    files = {str(p.relative_to(result.directory)) for p in result.directory.rglob("*") if p.is_file()}
+    assert files >= {
+        "config.yaml", "run.json", "status.json", "summary.json", "metrics.parquet", "metrics.csv", "clients.parquet",
+        "partition.npz", "model.safetensors", "figures/accuracy.png", "figures/client_counts.png",
+    }
+    saved = np.load(result.directory / "partition.npz", allow_pickle=False)
+    assert saved["counts"].sum() == 300
+    for path in result.directory.rglob("*.safetensors"):
+        assert load_file(path)
+    for path in result.directory.rglob("*.json"):
+        json.loads(path.read_text())
+    again = load_config(yaml.safe_load((result.directory / "config.yaml").read_text()))
+    assert again.hash() == result.summary["config_hash"]
+    assert json.loads((result.directory / "status.json").read_text())["status"] == "FINISHED"
+
+
+def test_the_summary_has_the_promised_keys_and_agrees_with_the_metrics(run: Run, small: dict[str, Any]):
+    result = run(small)
+    summary = json.loads((result.directory / "summary.json").read_text())
+    assert summary == result.summary
+    promised = (
+        "final_accuracy best_accuracy best_round accuracy_auc rounds clients n_real n_synthetic "
+        "n_synthetic_full_balance seconds model_sha256 synthetic_sha256 mlflow_run_id config_hash"
+    )
+    assert set(promised.split()) <= set(summary)
+    metrics = pd.read_parquet(result.directory / "metrics.parquet")
+    assert metrics["round"].tolist() == [1, 2, 3]
+    assert summary["final_accuracy"] == metrics["accuracy"].iloc[-1]
+    assert summary["best_accuracy"] == metrics["accuracy"].max()
+
+
+def test_final_best_and_round_of_best_are_three_things():
+    """0.2, 0.6, 0.6, 0.4: best 0.6, first reached in round 2; trapezoids 0.4 + 0.6 + 0.5 over 3 intervals: 0.5."""
+    metrics = pd.DataFrame({"round": [1, 2, 3, 4], "accuracy": [0.2, 0.6, 0.6, 0.4]})
+    expected = {"final_accuracy": 0.4, "best_accuracy": 0.6, "best_round": 2, "accuracy_auc": 0.5}
+    found = accuracy_summary(metrics)
+    assert {k: found[k] for k in expected} == pytest.approx(expected)
+
+
+def test_the_area_under_the_curve_takes_the_distance_between_evaluations_into_account():
+    """Accuracy 0, 0.5, 1 after rounds 2, 4, 8: (2 * 0.25 + 4 * 0.75) / 6 = 3.5 / 6."""
+    assert accuracy_auc([2, 4, 8], [0.0, 0.5, 1.0]) == pytest.approx(3.5 / 6)
+    assert accuracy_auc([5], [0.3]) == 0.3
+
+
+def test_rounds_without_evaluation_have_no_accuracy_and_the_last_always_has(run: Run, small: dict[str, Any]):
+    metrics = run({**small, "rounds": 5, "evaluate_every": 2}).metrics
+    assert metrics["accuracy"].notna().tolist() == [False, True, False, True, True]
+
+
+def test_four_workers_make_one_mlflow_run_with_every_round_once(run: Run, tracked: dict[str, Any]):
+    import mlflow
+
+    result = run({**tracked, "resources": {"workers": 4}})
+    client = mlflow.MlflowClient(tracking_uri=tracked["tracking"]["uri"])
+    runs = {e.name: client.search_runs([e.experiment_id]) for e in client.search_experiments()}
+    assert {name: len(found) for name, found in runs.items()} == {"mine": 1, "Default": 0}
+    (found,) = runs["mine"]
+    assert (found.info.status, found.info.run_id) == ("FINISHED", result.summary["mlflow_run_id"])
+    assert [m.step for m in client.get_metric_history(found.info.run_id, "accuracy")] == [1, 2, 3]
+    assert found.data.metrics["final_accuracy"] == result.summary["final_accuracy"]
+    assert found.data.params["local.lr"] == "0.1"
+    text = mlflow.artifacts.load_text(f"{found.info.artifact_uri}/config.yaml")
+    assert yaml.safe_load(text) == load_config(tracked).resolved() | {"resources": yaml.safe_load(text)["resources"]}
+
+
+def test_a_run_that_fails_is_failed_in_mlflow(run: Run, tracked: dict[str, Any]):
+    import mlflow
+
+    with pytest.raises(Exception, match="client 3 failed in round 2"):
+        run({**tracked, "clients_per_round": 1.0, "local": {"name": "tiny_algorithms:raises"}})
+    client = mlflow.MlflowClient(tracking_uri=tracked["tracking"]["uri"])
+    (found,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert found.info.status == "FAILED"
+    assert "client 3 failed in round 2" in found.data.tags["message"]
+
+
+def test_the_object_store_is_as_full_after_many_rounds_as_after_few(run: Run, small: dict[str, Any]):
+    """Models of 1.7 MB for 30 rounds with client state: 50 MB if old references stayed."""
+    config = {**small, "model": {"name": "mlp", "hidden": [600, 600]}, "local": {"name": "scaffold", "lr": 0.01}}
+    config["output"] = {**small["output"], "checkpoint_every": 100}
+    sizes = []
+    for rounds in (3, 33):
+        run(config, rounds=rounds)
+        sizes.append(store_bytes())
+    assert abs(sizes[1] - sizes[0]) < 4_000_000
+
+
+def test_an_actor_carries_no_data_with_it():
+    from raysim.engine.worker import Worker
+
+    assert len(cloudpickle.dumps(Worker)) < 100_000

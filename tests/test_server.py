@@ -1,0 +1,46 @@
+"""What a round's metrics and per-client table say of noisy and rare clients."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from raysim import Result
+from raysim.server import _weight_ratio
+
+Run = Callable[..., Result]
+
+
+def test_the_weight_ratio_compares_means_of_noisy_and_clean_clients():
+    """Noisy 0.1 and 0.3, mean 0.2; clean 0.6: a third.  Without either group, or without clean weight: nothing."""
+    w_K = np.array([0.1, 0.6, 0.3])
+    ratio = _weight_ratio(w_K, np.array([True, False, True]))
+    assert list(ratio) == ["weight_ratio_noisy"]
+    assert round(ratio["weight_ratio_noisy"], 12) == round(1 / 3, 12)
+    assert _weight_ratio(w_K, np.zeros(3, dtype=np.bool_)) == {}
+    assert _weight_ratio(w_K, np.ones(3, dtype=np.bool_)) == {}
+    assert _weight_ratio(np.array([1.0, 0.0]), np.array([True, False])) == {}
+
+
+def test_the_table_of_clients_says_who_is_rare_and_whose_labels_or_images_are_noisy(run: Run, small: dict[str, Any]):
+    small |= {"clients_per_round": 1.0, "aggregation": {"name": "fedoui"}}
+    small["partition"] |= {
+        "rare": {"fraction": 0.34, "max_samples": 20},
+        "label_noise": {"fraction": 0.5, "rate": 0.4},
+        "input_noise": {"fraction": 0.17, "std": 0.2},
+    }
+    result = run(small)
+    clients = pd.read_parquet(result.directory / "clients.parquet")
+    saved = np.load(result.directory / "partition.npz")
+    for column, name in (("rare", "rare"), ("noisy", "noisy"), ("input_noise", "input_noise")):
+        assert clients.groupby("client")[column].first().tolist() == saved[name].astype(float).tolist()
+        assert clients[column].gt(0).any()
+    assert clients[clients["rare"] == 1]["n_real"].max() <= 20
+    last = clients[clients["round"] == 3]
+    noisy = (last["noisy"] == 1) | (last["input_noise"] > 0)
+    expected = last[noisy]["weight"].mean() / last[~noisy]["weight"].mean()
+    assert np.isclose(result.metrics["weight_ratio_noisy"].iloc[-1], expected)
+    assert result.metrics["fit_mode_moments"].iloc[0] == 1
+    assert len(list(result.directory.glob("figures/oui_*.png"))) == 3
+    assert result.summary["accuracy_by_class"][0] == result.metrics["accuracy_class_0"].iloc[-1]
