@@ -96,6 +96,7 @@ class _Run:
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     state: ServerState | None = None
+    signals: list[str] = field(default_factory=list)
 
     @classmethod
     def begin(cls, config: Config, name: str, display: Display, resumed: bool, split: Split | None) -> "_Run":
@@ -139,7 +140,7 @@ class _Run:
             return self._already_finished()
         status, message = "FAILED", ""
         try:
-            with _interruptible():
+            with _interruptible(self.signals):
                 result = self._with_session(session)
             status = "FINISHED"
             return result
@@ -150,7 +151,10 @@ class _Run:
             message = f"{type(error).__name__}: {error}"
             raise
         finally:
-            self.directory.write_json("status.json", {"status": status, "message": message})
+            try:
+                self.directory.write_json("status.json", {"status": status, "message": message})
+            except OSError as error:
+                self.display.line(f"warning: status.json could not be written: {error}")
             self.tracker.finish(status, message)  # type: ignore[arg-type]
             for problem in self.tracker.problems:
                 self.display.line(f"warning: {problem}")
@@ -168,7 +172,7 @@ class _Run:
         with contextlib.ExitStack() as stack:
             if session is None:
                 session = stack.enter_context(Session(self.config.resources))
-                stack.enter_context(_interruptible())  # again: Ray takes SIGTERM for itself when it starts
+                stack.enter_context(_interruptible(self.signals))  # again: Ray takes SIGTERM for itself when it starts
             try:
                 pool = session.pool(self.config.resources)
                 self.display.line(f"{session.where}; {pool.placement}")
@@ -222,6 +226,8 @@ class _Run:
 
         def after_round(state: ServerState) -> None:
             self.state = state
+            if self.signals:
+                raise Interrupted(f"by {self.signals[0]}")
             pace = (time.monotonic() - began) / (state.round - first)
             row, left = state.rows[-1], self.config.rounds - state.round
             shown = {k: v for k, v in row.items() if k in ("accuracy", "loss", "train_loss")}
@@ -281,14 +287,18 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into Interrupted for the time of a run (in the main thread, where signals arrive)."""
+def _interruptible(signals: list[str]) -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into Interrupted for the time of a run (in the main thread, where signals arrive).
+
+    Their names are also kept: an exception that is raised inside somebody's destructor is lost, the list is not.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, _: FrameType | None) -> None:
-        raise Interrupted(f"by {signal.Signals(number).name}")
+        signals.append(signal.Signals(number).name)
+        raise Interrupted(f"by {signals[0]}")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
