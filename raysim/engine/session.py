@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -40,6 +41,20 @@ def placement_before_start(resources: Resources) -> Placement | None:
     if resources.address or os.environ.get("RAY_ADDRESS"):
         return None
     return place([local_node()], resources.workers, resources.gpus_per_worker, more_than_cores=True)
+
+
+def _knock(address: str, source: str) -> None:
+    """Raise UserError if nothing listens at `host:port`; Ray itself would wait for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise UserError(
+            f"no Ray cluster answers at {address} (from {source}): {error}; start one with `ray start --head`, correct "
+            "the address, or leave it out to run on this machine"
+        ) from error
 
 
 class Session:
@@ -90,6 +105,7 @@ class Session:
 
     def _join(self, address: str) -> str:
         source = "resources.address" if self._resources.address else "the environment variable RAY_ADDRESS"
+        _knock(address, source)
         self._stack.callback(ray.shutdown)
         try:
             context: Any = ray.init(address=address, **_QUIET)
