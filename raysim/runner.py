@@ -1,13 +1,10 @@
 """One run from its configuration to its summary: both phases, tracking, files, and a truthful end whatever happens."""
 
 import contextlib
-import signal
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from raysim import results, resume, run_state
@@ -19,6 +16,7 @@ from raysim.engine.session import Session, placement_before_start
 from raysim.engine.store import put
 from raysim.errors import UserError
 from raysim.flat_model import FlatModel
+from raysim.interrupts import Interrupted, interruptible
 from raysim.narration import say_plan, store_note, totals, tracked
 from raysim.prepare import Prepared, prepare
 from raysim.records import Split, Synthetic
@@ -35,10 +33,6 @@ if TYPE_CHECKING:
     from raysim.engine.pool import Pool
 
 Source = str | Path | Mapping[str, Any] | Config
-
-
-class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM reached the driver."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +134,7 @@ class _Run:
             return self._already_finished()
         status, message = "FAILED", ""
         try:
-            with _interruptible(self.signals):
+            with interruptible(self.signals):
                 result = self._with_session(session)
             status = "FINISHED"
             return result
@@ -172,7 +166,7 @@ class _Run:
         with contextlib.ExitStack() as stack:
             if session is None:
                 session = stack.enter_context(Session(self.config.resources))
-                stack.enter_context(_interruptible(self.signals))  # again: Ray takes SIGTERM for itself when it starts
+                stack.enter_context(interruptible(self.signals))  # again: Ray takes SIGTERM for itself when it starts
             try:
                 pool = session.pool(self.config.resources)
                 self.display.line(f"{session.where}; {pool.placement}")
@@ -284,25 +278,3 @@ class _Run:
         tracker.log_artifact(directory.path / "summary.json")
         self.display.summary(summary)
         return Result(metrics, summary, directory.path)
-
-
-@contextlib.contextmanager
-def _interruptible(signals: list[str]) -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into Interrupted for the time of a run (in the main thread, where signals arrive).
-
-    Their names are also kept: an exception that is raised inside somebody's destructor is lost, the list is not.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, _: FrameType | None) -> None:
-        signals.append(signal.Signals(number).name)
-        raise Interrupted(f"by {signals[0]}")
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

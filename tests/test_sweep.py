@@ -15,8 +15,9 @@ from raysim import sweep as sweep_module
 from raysim.config import load_config
 from raysim.data import datasets
 from raysim.errors import ConfigError, RunError, UserError
+from raysim.interrupts import Interrupted
 from raysim.records import Split
-from raysim.runner import Interrupted, run
+from raysim.runner import run
 from raysim.sweep import sweep
 from raysim.sweep_grid import read_sweep
 
