@@ -32,6 +32,7 @@ def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
         plain = read_yaml(source)
         apply_overrides(plain, overrides)
         config = validate(PretrainConfig, plain, str(source))
+        _check_sampling(config)
         split = load(config.data)
         display.line(f"{split.name}: {len(split.train_labels_N):,} training images; {config.steps:,} steps")
         folder = Path(config.output).expanduser()
@@ -53,6 +54,18 @@ def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
             for problem in tracker.problems:
                 display.line(f"warning: {problem}")
         return folder
+
+
+def _check_sampling(config: PretrainConfig) -> None:
+    if config.sampling.steps > config.train_steps:
+        raise UserError(
+            f"sampling.steps = {config.sampling.steps}: there are train_steps = {config.train_steps} timesteps; "
+            "use at most that"
+        )
+
+
+def _guidance(config: PretrainConfig) -> float:
+    return config.sampling.guidance if config.label_dropout > 0 else 1.0
 
 
 def _tracker(config: PretrainConfig, folder: Path) -> NullTracker:
@@ -95,7 +108,7 @@ def _sample(config: PretrainConfig, split: Split, weights: Path, count: int) -> 
     options = config.sampling
     generator = ddpm(
         split, str(device_of(config.device)), weights=str(weights.absolute()), sampler=options.sampler,
-        steps=min(options.steps, config.train_steps), guidance=options.guidance if config.label_dropout > 0 else 1.0,
+        steps=options.steps, guidance=_guidance(config),
     )
     labels_M = np.arange(count, dtype=np.int64) % split.classes
     seeds_M = np.array([rng.integer(config.seed, rng.PRETRAIN, -1, i) for i in range(count)], dtype=np.int64)
@@ -109,12 +122,12 @@ def _measure(config: PretrainConfig, split: Split, display: Display, tracker: Nu
     folder, options = Path(config.output).expanduser(), config.sampling
     display.line(f"quality: {options.images:,} images with {options.sampler}, {options.steps} steps ...")
     images, labels_M = _sample(config, split, folder, options.images)
-    used = {"sampler": options.sampler, "steps": options.steps, "guidance": options.guidance}
+    used = {"sampler": options.sampler, "steps": options.steps, "guidance": _guidance(config)}
     quality = {**measure(split, images, labels_M, config.seed), "sampling": used, "steps_done": config.steps}
     lines = table(quality)
     for line in lines:
         display.line(line)
-    sampled = f"Sampled with {options.sampler}, {options.steps} steps, guidance {options.guidance}."
+    sampled = f"Sampled with {options.sampler}, {options.steps} steps, guidance {_guidance(config)}."
     add_to_card(folder, "quality", quality, "\n".join(["## Quality", "", sampled, "", *lines]))
     if split.channels in (1, 3):
         real = split.train_images, split.train_labels_N

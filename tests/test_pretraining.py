@@ -86,6 +86,18 @@ def test_quality_is_measured_later_for_weights_that_have_none(config: Path):
     assert (folder / "diffusion_pytorch_model.safetensors").stat().st_mtime_ns == weights
 
 
+def test_the_guidance_that_was_used_is_kept_where_a_network_has_no_null_class(config: Path):
+    folder = pretrain(config, ["label_dropout=0", "steps=1", "sampling.every=0", "tracking.uri=none"])
+    assert json.loads((folder / "quality.json").read_text())["sampling"]["guidance"] == 1.0
+    assert "guidance 1.0." in (folder / "README.md").read_text()
+
+
+def test_more_sampling_steps_than_timesteps_are_refused_before_the_training(config: Path, tmp_path: Path):
+    with pytest.raises(UserError, match=r"sampling.steps = 20: .* train_steps = 10 .*at most"):
+        pretrain(config, ["train_steps=10", "sampling.steps=20"])
+    assert not (tmp_path / "weights").exists()
+
+
 def test_a_public_fraction_trains_on_images_that_no_client_owns():
     public, whole = load({"name": "digits", "public_frac": 0.25}), digits()
     assert len(public.train_labels_N) == pytest.approx(0.25 * len(whole.train_labels_N), abs=5)
