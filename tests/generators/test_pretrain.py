@@ -14,7 +14,7 @@ from raysim import rng
 from raysim.config import read_yaml
 from raysim.errors import RunError, UserError
 from raysim.generators.ddpm import ddpm
-from raysim.generators.folder import SHIPPED
+from raysim.generators.folder import SHIPPED, shipped_names
 from raysim.generators.pretrain import CHECKPOINT, pretrain
 from raysim.generators.pretrain_config import PretrainConfig
 from raysim.generators.trainer import Trainer, to_range
@@ -244,8 +244,11 @@ def test_keys_out_of_range_are_refused(tmp_path, wrong):
         make_config(tmp_path, **wrong)
 
 
-def test_the_shipped_weights_are_those_of_the_shipped_configuration():
-    config = PretrainConfig.model_validate(read_yaml(ROOT / "experiments/generators/digits.yaml"))
-    card = json.loads((SHIPPED / "digits" / "card.json").read_text())
+@pytest.mark.parametrize("name", shipped_names())
+def test_shipped_weights_are_those_of_the_shipped_configuration_and_their_quality_was_measured(name):
+    config = PretrainConfig.model_validate(read_yaml(ROOT / f"experiments/generators/{name}.yaml"))
+    card = json.loads((SHIPPED / name / "card.json").read_text())
     assert card["config_hash"] == config.hash()
-    assert card["steps_done"] == config.steps
+    assert PretrainConfig.model_validate({**card["config"], "output": "elsewhere"}).hash() == config.hash()
+    assert card["steps_done"] == card["quality"]["steps_done"] == config.steps
+    assert f"{card['quality']['accuracy']['from_synthetic']:.4f}" in (SHIPPED / name / "README.md").read_text()
