@@ -1,16 +1,42 @@
 """From a configuration to its plug-ins."""
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from raysim.config import AggregationSection, Config, Section
+from raysim.config import AggregationSection, Config, Section, load_config
 from raysim.engine.messages import Plugin, WorkerSetup
 from raysim.errors import UserError
 from raysim.flat_model import FlatModel, build_model
 from raysim.prepare import Prepared
 from raysim.privacy import require_library
 from raysim.server import cohort_size
+from raysim.training import LocalAlgorithm
+from raysim.yaml_io import read_yaml
+
+Source = str | Path | Mapping[str, Any] | Config
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the driver itself needs of the plug-ins; model: the global model before round 1."""
+
+    rule: Any
+    algorithm: LocalAlgorithm
+    optimiser: Any
+    model: FlatModel
+
+
+def read_config(source: Source, overrides: Iterable[str], keys: Mapping[str, Any]) -> Config:
+    """The configuration that `raysim.run` was given: a YAML file, a mapping or a Config, with changes to its keys."""
+    if isinstance(source, Config):
+        source = source.resolved()
+    if keys:
+        source = {**(source if isinstance(source, Mapping) else read_yaml(source)), **keys}
+    return load_config(source, overrides)
 
 
 def plugin(kind: str, section: Section) -> Plugin:
@@ -18,15 +44,14 @@ def plugin(kind: str, section: Section) -> Plugin:
     return Plugin(kind, section.name, section.params)
 
 
-def check_plugins(config: Config, prepared: Prepared) -> None:
+def build_parts(config: Config, prepared: Prepared) -> Parts:
     """Build what can refuse its parameters, the data or the cohort, before anything starts."""
     rule = plugin("aggregation", config.aggregation).build()
     if hasattr(rule, "check"):
         rule.check(cohort_size(config.clients_per_round, prepared.partition.clients))
     algorithm = plugin("local", config.local).build()
-    plugin("server", config.server).build()
     model = initial_model(config, prepared)
-    module = model.module
+    parts = Parts(rule, algorithm, plugin("server", config.server).build(), model)
     derived = [name for name in algorithm.summed if name in algorithm.server_only]
     if derived and config.update.changes_updates:
         raise UserError(
@@ -39,9 +64,10 @@ def check_plugins(config: Config, prepared: Prepared) -> None:
         from raysim.activation import find_activation
 
         channels, size = prepared.split.channels, prepared.split.image_size
-        find_activation(module, torch.zeros(1, channels, *size), config.aggregation.params.get("layers"))
+        find_activation(model.module, torch.zeros(1, channels, *size), config.aggregation.params.get("layers"))
     if prepared.quota_KC.any():
         plugin("generator", config.generator).build(prepared.split, "cpu")
+    return parts
 
 
 def _check_privacy(config: Config, rule: Any, algorithm: Any, float_buffers: int) -> None:

@@ -97,16 +97,21 @@ def load_latest(directory: Path) -> Checkpoint | None:
     return None
 
 
-def find_runs(output_dir: Path, config_hash: str) -> list[Path]:
-    """Run directories in `output_dir` whose run.json has this `config_hash`, the newest first."""
+def find_runs(output_dir: Path, config_hash: str, say: Callable[[str], object] = lambda _: None) -> list[Path]:
+    """Run directories in `output_dir` whose run.json has this `config_hash`, the newest first.
+
+    say: is told of each run.json that cannot be read, whose run is passed over.
+    """
     found = []
-    for path in Path(output_dir).glob("*/run.json"):
+    for path in sorted(Path(output_dir).glob("*/run.json")):
         try:
             content = json.loads(path.read_bytes())
-            if isinstance(content, dict) and content.get("config_hash") == config_hash:
+            if content["config_hash"] == config_hash:
                 found.append((path.stat().st_mtime_ns, path.parent))
-        except (OSError, ValueError):
-            continue  # being written by, or left by, something else
+        except FileNotFoundError:
+            continue  # deleted since it was listed
+        except (OSError, ValueError, TypeError, KeyError):
+            say(f"note: {path} is damaged, so the run {path.parent.name} is passed over")
     return [directory for _, directory in sorted(found, reverse=True)]
 
 

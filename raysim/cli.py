@@ -167,7 +167,7 @@ def main() -> NoReturn:
     except OSError as error:  # a disk that is full, a folder that went away
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
+    except (KeyboardInterrupt, click.Abort) as stop:
+        click.echo(f"interrupted {stop}".strip(), err=True)
         sys.exit(130)
     sys.exit(0)

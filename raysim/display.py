@@ -26,7 +26,7 @@ class Display:
     """
 
     def __init__(self, stream: TextIO | None = None, live: bool | None = None) -> None:
-        self._stream = stream or sys.stdout
+        self._stream: TextIO = _Lasting(stream or sys.stdout)  # type: ignore[assignment]
         capable = self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         self._live = capable if live is None else live
         self._progress: Progress | None = None
@@ -116,6 +116,35 @@ class Display:
             self._task = self._progress.add_task(self._phase, total=total, note="")
             self._progress.start()
         self._progress.update(self._task, completed=done, total=total, note=_encodable(text, self._stream))
+
+
+class _Lasting:
+    """A stream that outlives its reader: a terminal that was closed, or a pipe, takes nothing more and costs no run."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._open = stream, True
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        if self._open:
+            try:
+                self._stream.write(text)
+            except OSError:
+                self._open = False
+        return len(text)
+
+    def flush(self) -> None:
+        if self._open:
+            try:
+                self._stream.flush()
+            except OSError:
+                self._open = False
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
 
 
 def duration(seconds: float) -> str:

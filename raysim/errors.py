@@ -20,6 +20,10 @@ class RunError(Exception):
     """A run that started could not go on; exit code 1."""
 
 
+class RayLost(RunError):
+    """The Ray that the run was on has died: no later run of this process can use it."""
+
+
 class ClientError(RunError):
     """A client's work failed for good: names the client, the round and the cause."""
 

@@ -1,33 +1,56 @@
 """Signals that end a run, turned into an exception."""
 
-import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any, Self
+
+_CAUGHT = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM reached the driver."""
+    """SIGINT, SIGTERM or SIGHUP reached the driver."""
 
 
-@contextlib.contextmanager
-def interruptible(signals: list[str]) -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into Interrupted for the time of a run (in the main thread, where signals arrive).
+@dataclass
+class Signals:
+    """Turns SIGINT, SIGTERM and SIGHUP into Interrupted while it is entered (in the main thread, where signals arrive).
 
-    Their names are also kept: an exception that is raised inside somebody's destructor is lost, the list is not.
+    names: the signals so far.  They are kept because an exception that is raised inside somebody's destructor is lost.
+    ending: signals are only noted, since the run is being wound up and must not be left half done.
+    A SIGHUP that is ignored, as under nohup, stays ignored.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
-    def stop(number: int, _: FrameType | None) -> None:
-        signals.append(signal.Signals(number).name)
-        raise Interrupted(f"by {signals[0]}")
+    names: list[str] = field(default_factory=list)
+    ending: bool = False
+    _before: dict[int, Any] = field(default_factory=dict)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> Self:
+        self.listen()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def listen(self) -> None:
+        """Take the signals, or take them back: Ray claims SIGTERM for itself when it starts."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _CAUGHT:
+            handler = signal.getsignal(number)
+            if handler is None or (number not in (signal.SIGINT, signal.SIGTERM) and handler == signal.SIG_IGN):
+                continue
+            self._before.setdefault(number, handler)
+            signal.signal(number, self._arrived)
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal has arrived."""
+        if self.names:
+            raise Interrupted(f"by {self.names[0]}")
+
+    def _arrived(self, number: int, _: FrameType | None) -> None:
+        self.names.append(signal.Signals(number).name)
+        if not self.ending:
+            self.check()

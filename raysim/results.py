@@ -21,10 +21,10 @@ def accuracy_auc(rounds: Iterable[float], accuracies: Iterable[float]) -> float:
     return float(np.trapezoid(y, x) / (x[-1] - x[0])) if len(x) > 1 else float(y[0])
 
 
-def figures(directory: RunDirectory, prepared: Prepared, metrics: "pd.DataFrame", synthetic: Synthetic) -> None:
+def figures(
+    directory: RunDirectory, prepared: Prepared, metrics: "pd.DataFrame", clients: "pd.DataFrame", synthetic: Synthetic
+) -> None:
     """Accuracy over rounds, real and synthetic counts, example images, OUIs: PNG files in figures/."""
-    import pandas as pd
-
     from raysim import oui_plots, plots
 
     folder, split = directory.figures, prepared.split
@@ -35,7 +35,7 @@ def figures(directory: RunDirectory, prepared: Prepared, metrics: "pd.DataFrame"
     if synthetic.examples is not None:
         images, labels = synthetic.examples
         plots.image_grid(images, labels, split.class_names, folder / "synthetic.png")
-    oui_plots.oui_figures(pd.read_parquet(directory.path / "clients.parquet"), metrics, folder)
+    oui_plots.oui_figures(clients, metrics, folder)
 
 
 def accuracy_summary(metrics: "pd.DataFrame") -> dict[str, float]:

@@ -54,6 +54,14 @@ class RunDirectory:
         """Write a JSON file whole or not at all."""
         checkpoint.write_atomic(self.path / name, json.dumps(content, indent=2).encode())
 
+    def write_status(self, status: str, message: str) -> list[str]:
+        """Write status.json; returns what went wrong, such as a full disk, which must not hide how the run ended."""
+        try:
+            self.write_json("status.json", {"status": status, "message": message})
+        except OSError as error:
+            return [f"status.json could not be written: {error}"]
+        return []
+
     def read_json(self, name: str) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
         return content
@@ -67,15 +75,15 @@ class RunDirectory:
             input_noise=partition.input_noise_K,
         )
 
-    def write_metrics(self, rows: MetricRows, client_rows: ClientRows) -> "pd.DataFrame":
-        """metrics.parquet and .csv, one row a round; clients.parquet, one row per participant and round."""
+    def write_metrics(self, rows: MetricRows, client_rows: ClientRows) -> "tuple[pd.DataFrame, pd.DataFrame]":
+        """metrics.parquet and .csv, one row a round; clients.parquet, one per participant and round; returns both."""
         import pandas as pd
 
-        metrics = pd.DataFrame(rows)
+        metrics, clients = pd.DataFrame(rows), pd.DataFrame(client_rows)
         metrics.to_parquet(self.path / "metrics.parquet", index=False)
         metrics.to_csv(self.path / "metrics.csv", index=False)
-        pd.DataFrame(client_rows).to_parquet(self.path / "clients.parquet", index=False)
-        return metrics
+        clients.to_parquet(self.path / "clients.parquet", index=False)
+        return metrics, clients
 
     def write_model(self, state: dict[str, NDArray[Any]]) -> tuple[Path, str]:
         """model.safetensors, and the sha256 over names, types, shapes and bytes of its arrays."""

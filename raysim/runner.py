@@ -1,6 +1,7 @@
 """One run from its configuration to its summary: both phases, tracking, files, and a truthful end whatever happens."""
 
 import contextlib
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim import results, resume, run_state
-from raysim.assemble import check_plugins, initial_model, plugin, worker_setup
+from raysim.assemble import Parts, Source, build_parts, plugin, read_config, worker_setup
 from raysim.checkpoint import CheckpointError
-from raysim.config import Config, load_config
+from raysim.config import Config
 from raysim.display import Display
+from raysim.engine.liveness import cause_of
 from raysim.engine.session import Session, placement_before_start
 from raysim.engine.store import put
 from raysim.errors import UserError
-from raysim.flat_model import FlatModel
-from raysim.interrupts import Interrupted, interruptible
+from raysim.interrupts import Signals
 from raysim.narration import say_plan, store_note, totals, tracked
 from raysim.prepare import Prepared, prepare
 from raysim.records import Split, Synthetic
@@ -24,16 +25,12 @@ from raysim.run_directory import RunDirectory
 from raysim.run_quality import measure_run
 from raysim.server import Server, ServerState
 from raysim.synthesis import synthesise
-from raysim.tracking import NullTracker, Tracker, check_uri
-from raysim.yaml_io import read_yaml
+from raysim.tracking import NullTracker, Status, Tracker, check_uri
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from raysim.engine.pool import Pool
-
-Source = str | Path | Mapping[str, Any] | Config
-
 
 @dataclass(frozen=True)
 class Result:
@@ -60,65 +57,67 @@ def run(
     session, split: an open Ray session and a loaded data set, for runs that follow one another.
     Raises ConfigError or UserError, before Ray starts, for input that cannot work, and RunError for a run that failed.
     """
-    with Display() as display:
+    with Display() as display, Signals() as signals:
         name = "run" if isinstance(source, Mapping | Config) else Path(source).stem
-        config = _configuration(source, overrides, keys)
+        config = read_config(source, overrides, keys)
         for note in config.notes:
             display.line(f"note: {note}")
-        return _Run.begin(config, name, display, resume, split).to_the_end(session)
-
-
-def _configuration(source: Source, overrides: Iterable[str], keys: dict[str, Any]) -> Config:
-    if isinstance(source, Config):
-        source = source.resolved()
-    if keys:
-        source = {**(source if isinstance(source, Mapping) else read_yaml(source)), **keys}
-    return load_config(source, overrides)
+        return _Run.begin(config, name, display, signals, resume, split).to_the_end(session)
 
 
 @dataclass
 class _Run:
-    """What the phases of a run share.  state: the newest committed round."""
+    """What the phases of a run share.  state: the newest committed round.  ended: the outcome is on record."""
 
     config: Config
     display: Display
+    signals: Signals
     directory: RunDirectory
+    identity: dict[str, Any]
     prepared: Prepared
+    parts: Parts
     tracker: NullTracker
     began: float
     resumed: bool
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     state: ServerState | None = None
-    signals: list[str] = field(default_factory=list)
+    ended: bool = False
 
     @classmethod
-    def begin(cls, config: Config, name: str, display: Display, resumed: bool, split: Split | None) -> "_Run":
+    def begin(
+        cls, config: Config, name: str, display: Display, signals: Signals, resumed: bool, split: Split | None
+    ) -> "_Run":
         """Everything that can be refused is refused here, before Ray starts."""
         began = time.monotonic()
         check_uri(config.tracking.uri)
         placement = placement_before_start(config.resources)
-        directory = resume.find(config, name) if resumed else None
+        earlier = resume.find(config, name, display.line) if resumed else None
         prepared = prepare(config, split)
-        check_plugins(config, prepared)
+        parts = build_parts(config, prepared)
         say_plan(display, config, prepared)
         identity = {"config_hash": config.hash(), "partition_sha256": prepared.partition.sha256(), "name": name}
-        before = directory.read_json("run.json") if directory else {}
-        if directory and before["partition_sha256"] != identity["partition_sha256"]:
-            raise UserError(f"--resume: the data set is no longer the one that {directory.path.name} was started with")
-        if directory is None:
-            directory = RunDirectory.create(config, name)
-            directory.write_clients(prepared.partition, prepared.quota_KC)
-        tracker = Tracker.start(
-            config.tracking.uri, config.tracking.experiment, directory.path.name, config.resolved(),
-            {"config_hash": config.hash()}, before.get("mlflow_run_id") or None, directory.path,
-        )
-        directory.write_json("run.json", {**identity, "mlflow_run_id": tracker.run_id})
+        before = earlier.read_json("run.json") if earlier else {**identity, "mlflow_run_id": ""}
+        if before["partition_sha256"] != identity["partition_sha256"]:
+            raise UserError(f"--resume: the data set is no longer the one that {before['name']} was started with")
+        identity["mlflow_run_id"] = before["mlflow_run_id"]
+        directory = earlier or RunDirectory.create(config, name)
+        try:
+            directory.write_json("run.json", identity)
+            if not earlier:
+                directory.write_clients(prepared.partition, prepared.quota_KC)
+            tracker = Tracker.start(
+                config.tracking.uri, config.tracking.experiment, directory.path.name, config.resolved(),
+                {"config_hash": config.hash()}, identity["mlflow_run_id"] or None, directory.path,
+            )
+        except (UserError, KeyboardInterrupt):
+            if not earlier:  # or the next --resume would find this run in place of one that did something
+                shutil.rmtree(directory.path, ignore_errors=True)
+            raise
         if placement:
             display.line(f"to start: {placement}")
-        run = cls(config, display, directory, prepared, tracker, began, resumed)
-        run.seconds["prepare"] = time.monotonic() - began
-        return run
+        seconds = {"prepare": time.monotonic() - began}
+        return cls(config, display, signals, directory, identity, prepared, parts, tracker, began, resumed, seconds)
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -132,33 +131,46 @@ class _Run:
         """Both phases; whatever happens, the run directory and the tracker say how it ended."""
         if self.resumed and resume.is_finished(self.directory, self.config.rounds):
             return self._already_finished()
-        status, message = "FAILED", ""
         try:
-            with interruptible(self.signals):
-                result = self._with_session(session)
-            status = "FINISHED"
-            return result
-        except KeyboardInterrupt as stop:
-            status, message = "KILLED", f"interrupted {stop}".strip()
-            raise
-        except Exception as error:
-            message = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            try:
-                self.directory.write_json("status.json", {"status": status, "message": message})
-            except OSError as error:
-                self.display.line(f"warning: status.json could not be written: {error}")
-            self.tracker.finish(status, message)  # type: ignore[arg-type]
-            for problem in self.tracker.problems:
+            self._remember_run_id()
+            for problem in [*self.directory.write_status("RUNNING", ""), *self.tracker.problems]:
                 self.display.line(f"warning: {problem}")
+            result = self._with_session(session)
+        except BaseException as error:
+            self._end(error)
+            raise
+        self.signals.check()  # one that arrived after the end stops what would have come next, not this run
+        return result
+
+    def _remember_run_id(self) -> None:
+        """Keep the MLflow run's id for a resume; a store that is away at the start gives it later."""
+        if self.tracker.run_id not in ("", self.identity["mlflow_run_id"]):
+            self.identity["mlflow_run_id"] = self.tracker.run_id
+            self.directory.write_json("run.json", self.identity)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Put on record how the run ended, before Ray is shut down; only the first call counts."""
+        self.signals.ending = True
+        if self.ended:
+            return
+        self.ended = True
+        status: Status = "FINISHED" if error is None else "FAILED"
+        message = "" if error is None else f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyboardInterrupt):
+            status, message = "KILLED", f"interrupted {error}".strip()
+        problems = self.directory.write_status(status, message)
+        self.tracker.finish(status, message)
+        for problem in [*problems, *self.tracker.problems]:
+            self.display.line(f"warning: {problem}")
 
     def _already_finished(self) -> Result:
         import pandas as pd
 
-        self.display.line(f"{self.directory.path.name} has finished all {self.config.rounds} rounds; nothing to do")
-        self.tracker.finish("FINISHED", "")
         summary = self.directory.read_json("summary.json")
+        done, asked = summary["rounds"], self.config.rounds
+        more = f" (rounds = {asked} asks for fewer: the results are those of {done} rounds)" if done > asked else ""
+        self.display.line(f"{self.directory.path.name} has finished all {done} rounds; nothing to do{more}")
+        self.tracker.finish("FINISHED", "")
         return Result(pd.read_parquet(self.directory.path / "metrics.parquet"), summary, self.directory.path)
 
     def _with_session(self, session: Session | None) -> Result:
@@ -166,20 +178,25 @@ class _Run:
         with contextlib.ExitStack() as stack:
             if session is None:
                 session = stack.enter_context(Session(self.config.resources))
-                stack.enter_context(interruptible(self.signals))  # again: Ray takes SIGTERM for itself when it starts
+            self.signals.listen()
             try:
+                self.signals.check()
                 pool = session.pool(self.config.resources)
                 self.display.line(f"{session.where}; {pool.placement}")
                 self.seconds["start"] = time.monotonic() - began
                 return self._phases(pool)
-            except BaseException:
+            except BaseException as error:
+                cause = cause_of(error)
+                self._end(cause)
                 session.discard_pool()
+                if cause is not error:
+                    raise cause from error
                 raise
 
     def _phases(self, pool: "Pool") -> Result:
         config, prepared = self.config, self.prepared
-        rule = plugin("aggregation", config.aggregation).build()
-        setup = worker_setup(config, rule)
+        parts = self.parts
+        setup = worker_setup(config, parts.rule)
         pool.configure(setup, put(prepared.split), put(prepared.partition))
         with self.timed("generate"):
             self.display.phase("images")
@@ -191,18 +208,17 @@ class _Run:
         for note in self.notes:
             self.display.line(f"note: {note}")
         server = Server(
-            config, pool, prepared.partition, synthetic, setup.local.build(), rule,
-            plugin("server", config.server).build(), len(prepared.split.test_labels_N),
+            config, pool, prepared.partition, synthetic, parts.algorithm, parts.rule, parts.optimiser,
+            len(prepared.split.test_labels_N),
         )
-        model = initial_model(config, prepared)
-        state = self._rounds(server, model)
+        state = self._rounds(server)
         if pool.lost:
             self.notes.append(f"{pool.lost} workers were lost and replaced; their unfinished work was done again")
         self.seconds.update(server.seconds)
-        return self._finish(state, model, synthetic)
+        return self._finish(state, synthetic)
 
-    def _rounds(self, server: Server, model: FlatModel) -> ServerState:
-        self.state = server.initial(model.state())
+    def _rounds(self, server: Server) -> ServerState:
+        self.state = server.initial(self.parts.model.state())
         if self.resumed:
             found = run_state.load(self.directory.checkpoints)
             if found is not None:
@@ -220,20 +236,21 @@ class _Run:
 
         def after_round(state: ServerState) -> None:
             self.state = state
-            if self.signals:
-                raise Interrupted(f"by {self.signals[0]}")
+            self.signals.check()
             pace = (time.monotonic() - began) / (state.round - first)
             row, left = state.rows[-1], self.config.rounds - state.round
             shown = {k: v for k, v in row.items() if k in ("accuracy", "loss", "train_loss")}
             self.display.round(state.round, self.config.rounds, shown, pace * left)
             with self.timed("track"):
                 self.tracker.log_round(state.round, tracked(row))
+                self._remember_run_id()
             if state.round % self.config.output.checkpoint_every == 0 or not left:
                 self._checkpoint()
 
         try:
             return server.run(self.state, after_round)
         except KeyboardInterrupt:
+            self.signals.ending = True
             self._checkpoint()
             raise
 
@@ -247,16 +264,16 @@ class _Run:
             self.notes.append(str(error))
             self.display.line(f"warning: {error}")
 
-    def _finish(self, state: ServerState, model: FlatModel, synthetic: Synthetic) -> Result:
-        directory, tracker = self.directory, self.tracker
+    def _finish(self, state: ServerState, synthetic: Synthetic) -> Result:
+        directory, tracker, model = self.directory, self.tracker, self.parts.model
         model.load(state.model)
         model_path, model_sha256 = directory.write_model(model.state_dict())
-        metrics = directory.write_metrics(state.rows, state.client_rows)
+        metrics, clients = directory.write_metrics(state.rows, state.client_rows)
         quality = None
         if self.config.output.quality:
             quality = measure_run(self.prepared.split, synthetic, self.config.seed, directory, self.display)
         with self.timed("track"):
-            results.figures(directory, self.prepared, metrics, synthetic)
+            results.figures(directory, self.prepared, metrics, clients, synthetic)
             for path in sorted(directory.figures.glob("*.png")):
                 tracker.log_figure(path)
             names = ["metrics.parquet", "metrics.csv", "clients.parquet", "partition.npz"]
@@ -273,8 +290,11 @@ class _Run:
             "run_directory": str(directory.path),
             "notes": [*self.config.notes, *self.notes, *tracker.problems],
         }
+        self.signals.check()
+        self.signals.ending = True  # from the summary on, the run is a finished one
         directory.write_json("summary.json", summary)
         tracker.log_round(state.round, totals(summary))
         tracker.log_artifact(directory.path / "summary.json")
         self.display.summary(summary)
+        self._end(None)
         return Result(metrics, summary, directory.path)

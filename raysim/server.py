@@ -63,7 +63,10 @@ def cohort(seed: int, round_: int, clients: int, size: int) -> list[int]:
 
 @dataclass
 class Server:
-    """The plug-ins and data of a run, and one method for one round."""
+    """The plug-ins and data of a run, and one method for one round.
+
+    shared: the newest global model that the workers can read, and its reference.
+    """
 
     config: Config
     pool: Pool
@@ -76,6 +79,7 @@ class Server:
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "aggregate": 0.0, "evaluate": 0.0})
     parameters: int = 0
     float_buffers: int = 0
+    shared: tuple[ModelState, Any] | None = None
 
     def __post_init__(self) -> None:
         self.sizes_K = self.partition.sizes_K
@@ -103,7 +107,7 @@ class Server:
         clients = len(self.sizes_K)
         ids = cohort(self.config.seed, number, clients, cohort_size(self.config.clients_per_round, clients))
         tasks = [self._task(k, state) for k in ids]
-        model_ref = put(state.model)
+        model_ref = self._share(state.model)
         keep_all = self.config.resources.on_client_failure == "raise"
         prior = self.rule.weights(self._table(number, tasks), None) if self.rule.streams and keep_all else None
         shares = None if prior is None else self._shares(tasks, prior.w_K)
@@ -195,9 +199,15 @@ class Server:
             times = int(np.bincount(took_part).max())
         return {"epsilon": epsilon(options, clients, cohort_size(self.config.clients_per_round, clients), times)}
 
+    def _share(self, model: ModelState) -> Any:
+        """A reference to a global model, which is put once though it is evaluated and then trained on."""
+        if self.shared is None or self.shared[0] is not model:
+            self.shared = (model, put(model))
+        return self.shared[1]
+
     def evaluate(self, model: ModelState) -> dict[str, float]:
         """Accuracy and loss of a global model on the test split."""
-        ref = put(model)
+        ref = self._share(model)
         items = [Item(chunk, 1.0, f"evaluation of chunk {chunk}") for chunk in range(chunks(self.test_images))]
         answers = self.pool.map(items, lambda actor, which: actor.evaluate.remote(ref, which))
         return summarise(result for _, _, results in answers for result in results)

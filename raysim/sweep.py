@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from raysim import resume, sweep_table
-from raysim.assemble import check_plugins
+from raysim.assemble import build_parts
 from raysim.checkpoint import find_runs, write_atomic
 from raysim.config import Config, Resources
 from raysim.display import Display, duration
 from raysim.engine.session import Session
-from raysim.errors import ConfigError, RunError, UserError
+from raysim.errors import ConfigError, RayLost, RunError, UserError
+from raysim.interrupts import Signals
 from raysim.prepare import load_split, prepare
 from raysim.records import Split
 from raysim.run_directory import RunDirectory
@@ -86,7 +87,7 @@ class _Sweep:
 
     def all_cells(self) -> None:
         """Run what is left, on one Ray that is started here unless there is one."""
-        with contextlib.ExitStack() as stack:
+        with Signals() as signals, contextlib.ExitStack() as stack:
             began, ran, session = time.monotonic(), 0, None
             for i, cell in enumerate(self.grid.cells, 1):
                 finished = _finished(cell.config)
@@ -99,6 +100,7 @@ class _Sweep:
                     if session is None:
                         widest = _widest([c.config.resources for c in self.grid.cells])
                         session = stack.enter_context(Session(widest))
+                        signals.listen()  # Ray takes SIGTERM for itself when it starts
                     finished, ran = self._run(cell, session), ran + 1
                 self._record(cell, finished)
 
@@ -111,7 +113,10 @@ class _Sweep:
         outcome = _Outcome()
         with outcome:
             split = self.splits.of(cell.config)
-            result = run(path, resume=_can_resume(cell.config), session=session, split=split)
+            earlier = _to_resume(cell.config)
+            if earlier is not None:
+                self.display.line(f"goes on with {earlier.path.name}, which has {resume.rounds_done(earlier)} rounds")
+            result = run(path, resume=earlier is not None, session=session, split=split)
             return RunDirectory(result.directory)
         self.failed[cell.name] = outcome.cause
         path.with_suffix(".error.txt").write_text(outcome.trace, encoding="utf-8")
@@ -146,7 +151,7 @@ class _Outcome:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> Literal[True] | None:
-        if not isinstance(error, Exception):
+        if not isinstance(error, Exception) or isinstance(error, RayLost):
             return None
         is_plain = isinstance(error, UserError | RunError)
         self.cause = " ".join((str(error) if is_plain else f"{type(error).__name__}: {error}").split())
@@ -177,7 +182,7 @@ def _check(grid: Grid, splits: _Splits) -> int:
     for cell in grid.cells:
         try:
             prepared = prepare(cell.config, splits.of(cell.config))
-            check_plugins(cell.config, prepared)
+            build_parts(cell.config, prepared)
             images += int(prepared.quota_KC.sum())
         except UserError as error:
             found.setdefault(str(error), []).append(cell.name)
@@ -218,13 +223,10 @@ def _finished(config: Config) -> RunDirectory | None:
     return None
 
 
-def _can_resume(config: Config) -> bool:
-    """Whether there is a run of this configuration, the newest of which has not gone beyond the rounds asked for."""
+def _to_resume(config: Config) -> RunDirectory | None:
+    """The newest run of this configuration, unless it has gone beyond the rounds asked for."""
     newest = next(iter(_runs(config)), None)
-    if newest is None or resume.is_finished(newest, config.rounds + 1):
-        return False
-    kept = [int(path.stem.removeprefix("round-")) for path in newest.checkpoints.glob("round-*.json")]
-    return max(kept, default=0) <= config.rounds
+    return newest if newest is not None and resume.rounds_done(newest) <= config.rounds else None
 
 
 def _widest(resources: list[Resources]) -> Resources:

@@ -6,19 +6,16 @@ cost of about a tenth of the run's time, and what is still missing at the end is
 
 import functools
 import json
-import logging
 import math
-import os
-import re
-import sqlite3
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from raysim.errors import UserError
+from raysim.tracking_run import Opening, Params, describe, load_mlflow, parts
 from raysim.tracking_store import (
     Outbox,
     SqliteFile,
@@ -26,7 +23,6 @@ from raysim.tracking_store import (
     check_uri,
     clean_name,
     environment_tags,
-    flatten,
     one_line,
     short,
     without_password,
@@ -34,19 +30,12 @@ from raysim.tracking_store import (
 
 __all__ = ["NullTracker", "Tracker", "check_uri"]
 
-METRICS_PER_REQUEST, OTHERS_PER_REQUEST = 1000, 100  # MLflow's own limits
+METRICS_PER_REQUEST = 1000  # MLflow's own limit
 OPENING_WAIT_S = 60.0  # for another run that makes the same sqlite file
-START_WAIT_S, FINISH_WAIT_S, FINISH_BUDGET_S = 20.0, 5.0, 15.0  # for another writer of it
+START_WAIT_S, LATER_WAIT_S, FINISH_WAIT_S, FINISH_BUDGET_S = 10.0, 1.0, 5.0, 15.0  # for another writer of it
 LOST_CODES = frozenset({"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "INVALID_STATE"})
-ENVIRONMENT = {  # defaults only: what the user has set stays
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-Params = Mapping[str, Any]
 
 
 class NullTracker:
@@ -79,13 +68,22 @@ class NullTracker:
 
 
 class Tracker(NullTracker):
-    """One MLflow run; after `start`, no method raises because of the store."""
+    """One MLflow run; after `start`, no method raises because of the store.
 
-    def __init__(self, client: Any, run_id: str, uri: str, directory: Path, outbox: Outbox, resumed: bool) -> None:
-        self._client, self._directory, self._outbox = client, directory, outbox
-        self.run_id, self.uri = run_id, without_password(uri)
+    A store that is locked, read-only or out of reach when the run starts is opened later, if it comes back.
+    run_id: empty as long as there is no run in the store.
+    """
+
+    def __init__(self, opening: Opening, directory: Path, errors: tuple[type[Exception], ...]) -> None:
+        self._opening, self._directory, self._errors = opening, directory, errors
+        self._store = SqliteFile(opening.address)
+        self._outbox = Outbox(self._store, errors, LOST_CODES)
+        self.run_id, self.uri = opening.resume_run_id or "", without_password(opening.address)
+        self._found: tuple[Any, Any, bool] | None = None
+        self._opened: Any = None
+        self._away = ""
         # a resumed run: the rounds that the store already has, by metric, looked up when first needed
-        self._logged_steps: dict[str, set[int]] | None = {} if resumed else None
+        self._logged_steps: dict[str, set[int]] | None = None
         self._non_finite: Counter[str] = Counter()
         self._finished = False
 
@@ -104,34 +102,61 @@ class Tracker(NullTracker):
 
         params: the nested, resolved configuration, logged flattened, and in full as the artifact config.yaml.
         directory: where the run's own files are, named in `problems`.  Returns a NullTracker for the address "none".
-        Raises UserError if the store cannot be used.
+        Raises UserError if the store can never be used; one that is only away for now is named in `problems`.
         """
         address = check_uri(uri)
         if address == "none":
             return NullTracker()
-        store = SqliteFile(address)
-        errors = _load_mlflow()
+        errors = load_mlflow()
+        at_start: tuple[type[Exception], ...] = (*errors, ImportError)  # a database's driver may be missing
+        opening = Opening(address, experiment, run_name, params, tags, resume_run_id)
+        tracker = cls(opening, Path(directory), errors)
         try:
-            store.prepare(START_WAIT_S)
-            with store.alone(OPENING_WAIT_S), warnings.catch_warnings():
+            tracker._open(START_WAIT_S, OPENING_WAIT_S)
+        except at_start as error:
+            if tracker._found is None and not tracker._store.is_away(error):
+                raise UserError(
+                    f"tracking.uri: the MLflow store {tracker.uri} cannot be used: {one_line(error)}. Put that right, "
+                    "name another store (tracking.uri=sqlite:///PATH), or run without one (tracking.uri=none)."
+                ) from error
+            tracker._away = one_line(error)
+        except KeyboardInterrupt:
+            if tracker._found is not None:
+                tracker.finish("KILLED", "interrupted")
+            raise
+        return tracker
+
+    def _open(self, wait_s: float, alone_s: float) -> None:
+        if self._found is None:
+            self._store.check(wait_s)
+            with self._store.alone(alone_s), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # making a store warns about MLflow's own tables
-                client, run, resumed = _open_run(address, experiment, run_name, resume_run_id)
-            _describe(client, run, params, {**environment_tags(), **tags})
-        except errors as error:
-            raise UserError(
-                f"tracking.uri: the MLflow store {without_password(address)} cannot be used: {one_line(error)}. "
-                "Put that right, name another store (tracking.uri=sqlite:///PATH), or run without one "
-                "(tracking.uri=none)."
-            ) from error
-        outbox = Outbox(store, errors, LOST_CODES)
-        if resume_run_id and not resumed:
-            outbox.lose(Write("the rounds before the resume", lambda: None, error=f"run {resume_run_id} is gone"))
-        return cls(client, run.info.run_id, address, Path(directory), outbox, resumed)
+                self._found = self._opening.find_run()
+            wanted, (_, run, resumed) = self._opening.resume_run_id, self._found
+            self.run_id, self._logged_steps = run.info.run_id, {} if resumed else None
+            if wanted and not resumed:
+                self._outbox.lose(Write("the rounds before the resume", lambda: None, error=f"run {wanted} is gone"))
+        client, run, _ = self._found
+        describe(client, run, self._opening.params, {**environment_tags(), **self._opening.tags})
+        self._opened = client
+
+    @property
+    def _client(self) -> Any:
+        if self._opened is None:
+            self._open(LATER_WAIT_S, LATER_WAIT_S)
+        return self._opened
 
     @property
     def problems(self) -> list[str]:
         """What the store does not have, in sentences; empty if all is there."""
         missing = self._outbox.missing()
+        if self._opened is None:
+            error = next((write.error for write in reversed(missing) if write.error), self._away)
+            since = " since it was resumed" if self._opening.resume_run_id else ""
+            return [
+                f"the MLflow store {self.uri} cannot be used for now ({error}); it has nothing of this run{since}, "
+                f"whose metrics are in {self._directory}"
+            ]
         found = [f"MLflow lacks {write.what}: {write.error}" for write in missing if write.round is None]
         rounds = sorted({write.round for write in missing if write.round is not None})
         if rounds:
@@ -156,25 +181,30 @@ class Tracker(NullTracker):
             counts = ", ".join(f"{key} ({times})" for key, times in sorted(self._non_finite.items()))
             tags = [RunTag("non_finite_metrics", short(f"{self._non_finite.total()} not stored: {counts}"))]
         rows = [Metric(clean_name(key), value, now_ms, round) for key, value in finite.items()]
-        for part in list(_parts(rows, METRICS_PER_REQUEST)) or [[]]:
+        for part in list(parts(rows, METRICS_PER_REQUEST)) or [[]]:
             self._outbox.submit(Write("metrics", functools.partial(self._send_rows, part, tags), round))
 
     def _send_rows(self, rows: list[Any], tags: list[Any]) -> None:
         """One request.  The rows of a request are stored together or not at all, so one of them tells for all."""
+        client = self._client
         if rows and self._logged_steps is not None:
             key = rows[0].key
             if key not in self._logged_steps:
-                history = self._client.get_metric_history(self.run_id, key)
+                history = client.get_metric_history(self.run_id, key)
                 self._logged_steps[key] = {metric.step for metric in history}
             if rows[0].step in self._logged_steps[key]:
                 return
         if rows or tags:
-            self._client.log_batch(self.run_id, metrics=rows, tags=tags)
+            client.log_batch(self.run_id, metrics=rows, tags=tags)
 
     def log_artifact(self, path: Path, folder: str | None = None) -> None:
         """Copy a file, or the files of a folder, into the run's artifacts, under `folder`."""
-        copy = self._client.log_artifacts if Path(path).is_dir() else self._client.log_artifact
-        self._outbox.submit(Write(f"the file {path}", functools.partial(copy, self.run_id, str(path), folder)))
+
+        def send() -> None:
+            copy = self._client.log_artifacts if Path(path).is_dir() else self._client.log_artifact
+            copy(self.run_id, str(path), folder)
+
+        self._outbox.submit(Write(f"the file {path}", send))
 
     def log_figure(self, path: Path) -> None:
         """Copy a figure into the run's artifacts, under figures/."""
@@ -187,8 +217,7 @@ class Tracker(NullTracker):
     def log_dict(self, content: Params, name: str) -> None:
         """Write a dictionary of plain values as the artifact `name`, which ends in .json or .yaml."""
         copied = json.loads(json.dumps(content, default=str))
-        send = functools.partial(self._client.log_dict, self.run_id, copied, name)
-        self._outbox.submit(Write(f"the file {name}", send))
+        self._outbox.submit(Write(f"the file {name}", lambda: self._client.log_dict(self.run_id, copied, name)))
 
     def finish(self, status: Status, message: str = "") -> None:
         """Write what still waits and end the run truthfully; only the first call counts."""
@@ -196,86 +225,8 @@ class Tracker(NullTracker):
             return
         self._finished = True
         if message:
-            tell = functools.partial(self._client.set_tag, self.run_id, "message", short(message))
-            self._outbox.add(Write("the final message", tell))
-        end = functools.partial(self._client.set_terminated, self.run_id, status)
-        self._outbox.add(Write(f"the final status {status}", end))
+            text = short(message)
+            self._outbox.add(Write("the final message", lambda: self._client.set_tag(self.run_id, "message", text)))
+        end = Write(f"the final status {status}", lambda: self._client.set_terminated(self.run_id, status))
+        self._outbox.add(end)
         self._outbox.flush(FINISH_WAIT_S, FINISH_BUDGET_S, failures_allowed=Outbox.limit)
-
-
-def _load_mlflow() -> tuple[type[Exception], ...]:
-    """Import MLflow (seconds), keep it from writing to the terminal, and name the errors of a store."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    import mlflow.exceptions
-    import sqlalchemy.exc
-
-    if "MLFLOW_LOGGING_LEVEL" not in os.environ:
-        for logger in ("mlflow", "alembic", "urllib3.connectionpool"):
-            logging.getLogger(logger).setLevel(logging.CRITICAL)
-    return (mlflow.exceptions.MlflowException, sqlalchemy.exc.SQLAlchemyError, sqlite3.Error, OSError)
-
-
-def _open_run(uri: str, experiment: str, run_name: str, resume_run_id: str | None) -> tuple[Any, Any, bool]:
-    """(client, run, whether it is the one to resume)."""
-    import mlflow
-
-    client = mlflow.MlflowClient(tracking_uri=uri)
-    old = _find_run(client, resume_run_id) if resume_run_id else None
-    if old is not None:
-        client.update_run(old.info.run_id, status="RUNNING")
-        return client, old, True
-    return client, client.create_run(_experiment(client, experiment, uri), run_name=run_name), False
-
-
-def _find_run(client: Any, run_id: str) -> Any | None:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        run = client.get_run(run_id)
-    except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return None
-        raise
-    return run if run.info.lifecycle_stage == "active" else None
-
-
-def _experiment(client: Any, name: str, uri: str) -> str:
-    """The id of the experiment, made if there is none; a local store keeps its artifacts beside the sqlite file."""
-    from mlflow.exceptions import MlflowException
-
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        file = SqliteFile(uri).path
-        folder = (file.parent / "mlartifacts" / re.sub(r"[^\w.-]", "_", name)).as_uri() if file else None
-        try:
-            return str(client.create_experiment(name, artifact_location=folder))
-        except MlflowException:  # another run may have made it at this moment
-            found = client.get_experiment_by_name(name)
-            if found is None:
-                raise
-    if found.lifecycle_stage != "active":
-        raise UserError(
-            f"tracking.experiment: {name!r} was deleted in {without_password(uri)}; choose another name, or restore it "
-            f"with `mlflow experiments restore --experiment-id {found.experiment_id}`"
-        )
-    return str(found.experiment_id)
-
-
-def _describe(client: Any, run: Any, params: Params, tags: dict[str, str]) -> None:
-    """Log parameters and tags.  MLflow refuses to change a parameter, so a changed one (more rounds) becomes a tag."""
-    import yaml
-    from mlflow.entities import Param, RunTag
-
-    known, run_id = run.data.params, run.info.run_id
-    flat = flatten(params)
-    tags |= {f"resumed_with.{key}": value for key, value in flat.items() if known.get(key, value) != value}
-    for part in _parts([Param(key, value) for key, value in flat.items() if key not in known], OTHERS_PER_REQUEST):
-        client.log_batch(run_id, params=part)
-    for part in _parts([RunTag(clean_name(k), short(str(v))) for k, v in tags.items()], OTHERS_PER_REQUEST):
-        client.log_batch(run_id, tags=part)
-    client.log_text(run_id, yaml.safe_dump(dict(params), sort_keys=False, allow_unicode=True), "config.yaml")
-
-
-def _parts(items: list[Any], size: int) -> Iterator[list[Any]]:
-    return (items[i : i + size] for i in range(0, len(items), size))

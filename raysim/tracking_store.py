@@ -21,6 +21,7 @@ from raysim.errors import UserError
 
 VALUE_CHARACTERS = 1000  # of a parameter or tag; MLflow's own limits are 6,000 and 8,000
 DATABASES = ("postgresql", "mysql", "mssql")
+_PASSING = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_FULL", "SQLITE_IOERR")
 
 
 def check_uri(uri: str) -> str:
@@ -88,20 +89,36 @@ class SqliteFile:
         finally:
             os.close(folder)
 
-    def prepare(self, wait_s: float) -> None:
-        """Create the file if there is none, and raise OSError or sqlite3.Error if it cannot be written."""
-        if self.path:
+    def check(self, wait_s: float) -> None:
+        """Raise OSError or sqlite3.Error unless the file is still the same and can be locked within `wait_s`.
+
+        A file that has never been there is made.
+        """
+        if self.path is None:
+            return
+        if self._inode is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock(self.path, "rwc", wait_s)
             self._inode = self.path.stat().st_ino
-
-    def check(self, wait_s: float) -> None:
-        """Raise OSError or sqlite3.Error unless the file is still the same and can be locked within `wait_s`."""
-        if self.path is None:
             return
         if not self.path.exists() or self.path.stat().st_ino != self._inode:
             raise FileNotFoundError(f"{self.path} was removed or replaced during the run")
         self._lock(self.path, "rw", wait_s)
+
+    def is_away(self, error: Exception) -> bool:
+        """Whether the store exists but is locked, read-only, full or out of reach: a run can do without it for now.
+
+        Anything else, such as a file that is no database or a server that refuses the user, will not pass by itself.
+        """
+        if isinstance(error, sqlite3.Error):
+            name = getattr(error, "sqlite_errorname", "")
+            unreadable = name == "SQLITE_CANTOPEN" and self.path is not None and self.path.is_file()
+            return unreadable or name.startswith(_PASSING)
+        if isinstance(error, OSError | ImportError):
+            return isinstance(error, TimeoutError)
+        code = getattr(error, "error_code", "")  # of MLflow; a database server's errors have none
+        passing = code in ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE") or type(error).__name__ == "OperationalError"
+        return passing and "schema" not in str(error)
 
     @staticmethod
     def _lock(path: Path, mode: str, wait_s: float) -> None:

@@ -181,3 +181,16 @@ def test_the_first_line_is_out_before_rich_is_imported():
 )
 def test_durations_read_like_a_clock(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_terminal_that_is_gone_takes_nothing_more_and_costs_no_run(live):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise OSError(5, "Input/output error")
+
+    with Display(Gone(), live=live) as display:
+        display.line("a line")
+        display.phase("round")
+        display.round(1, 2, {"accuracy": 0.5}, 3.0)
+        display.summary({"dataset": "digits", "rounds": 1, "final_accuracy": 0.5})

@@ -55,6 +55,31 @@ def test_a_finished_run_says_so_and_does_nothing(run: Run, small: dict[str, Any]
     assert "has finished all 3 rounds; nothing to do" in capsys.readouterr().out
 
 
+def test_a_run_that_has_gone_beyond_the_rounds_asked_for_says_how_many_it_has(
+    run: Run, small: dict[str, Any], capsys: pytest.CaptureFixture[str]
+):
+    run(small)
+    again = run(small, rounds=2, resume=True)
+    assert again.summary["rounds"] == 3
+    said = "has finished all 3 rounds; nothing to do (rounds = 2 asks for fewer: the results are those of 3 rounds)"
+    assert said in capsys.readouterr().out
+    (again.directory / "summary.json").unlink()  # as if it had been interrupted after round 3
+    with pytest.raises(UserError, match=r"rounds = 2, but .* was interrupted after round 3; ask for at least 3 rounds"):
+        run(small, rounds=2, resume=True)
+
+
+def test_a_damaged_run_json_is_named_and_the_run_before_it_goes_on(
+    run: Run, small: dict[str, Any], capsys: pytest.CaptureFixture[str]
+):
+    first, second = run(small), run(small)
+    damaged = second.directory / "run.json"
+    for content in ("{", "[]", "{}"):
+        damaged.write_text(content)
+        assert run(small, resume=True).directory == first.directory
+        said = f"note: {damaged} is damaged, so the run {second.directory.name} is passed over"
+        assert said in capsys.readouterr().out
+
+
 def test_a_change_is_refused_by_name(run: Run, small: dict[str, Any]):
     run(small)
     with pytest.raises(UserError, match=r"local.lr: 0.1 -> 0.2, seed: 0 -> 4|seed: 0 -> 4, local.lr: 0.1 -> 0.2"):

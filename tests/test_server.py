@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from raysim import Result
+from raysim.records import ModelState
 from raysim.server import _weight_ratio
 
 Run = Callable[..., Result]
@@ -21,6 +23,25 @@ def test_the_weight_ratio_compares_means_of_noisy_and_clean_clients():
     assert _weight_ratio(w_K, np.zeros(3, dtype=np.bool_)) == {}
     assert _weight_ratio(w_K, np.ones(3, dtype=np.bool_)) == {}
     assert _weight_ratio(np.array([1.0, 0.0]), np.array([True, False])) == {}
+
+
+def test_the_global_model_is_put_into_the_object_store_once_a_round(
+    run: Run, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    """Three rounds, each evaluated: the model before round 1 and those after rounds 1, 2 and 3."""
+    from raysim import server
+
+    put, models = server.put, []
+
+    def counted(value: Any) -> Any:
+        if isinstance(value, ModelState):
+            models.append(value)
+        return put(value)
+
+    monkeypatch.setattr(server, "put", counted)
+    run(small)
+    assert len(models) == 4
+    assert len({id(model) for model in models}) == 4
 
 
 def test_the_table_of_clients_says_who_is_rare_and_whose_labels_or_images_are_noisy(run: Run, small: dict[str, Any]):

@@ -14,7 +14,7 @@ from raysim import cli, sweep_table
 from raysim import sweep as sweep_module
 from raysim.config import load_config
 from raysim.data import datasets
-from raysim.errors import ConfigError, RunError, UserError
+from raysim.errors import ConfigError, RayLost, RunError, UserError
 from raysim.interrupts import Interrupted
 from raysim.records import Split
 from raysim.runner import run
@@ -207,6 +207,29 @@ def test_an_interrupted_cell_goes_on_from_its_checkpoint(tmp_path, small, ray_he
     assert result.runs["run_directory"].tolist() == [str(interrupted)]
     uninterrupted = run({**small, "seed": 4, "output": {**small["output"], "dir": str(tmp_path / "other")}})
     assert result.runs["model_sha256"][0] == uninterrupted.summary["model_sha256"]
+
+
+def test_more_rounds_go_on_in_the_folders_that_are_there_and_it_says_so(tmp_path, small, ray_here, capsys):
+    first = sweep(written(tmp_path, {**small, "rounds": 2}, {"seed": [4]}))
+    capsys.readouterr()
+    second = sweep(written(tmp_path, {**small, "rounds": 3}, {"seed": [4]}))
+    (directory,) = second.runs["run_directory"]
+    assert [directory] == list(first.runs["run_directory"])
+    assert f"goes on with {Path(directory).name}, which has 2 rounds" in capsys.readouterr().out
+
+
+def test_the_death_of_ray_ends_the_sweep_instead_of_failing_every_cell(tmp_path, small, ray_here, monkeypatch):
+    """The first of two cells finds Ray dead; the second is not tried."""
+    tried = []
+
+    def dead(path: Path, **_: object) -> None:
+        tried.append(path)
+        raise RayLost("Ray on this machine has died")
+
+    monkeypatch.setattr(sweep_module, "run", dead)
+    with pytest.raises(RayLost):
+        sweep(written(tmp_path, small, {"seed": [0, 1]}))
+    assert len(tried) == 1
 
 
 def test_one_seed_has_no_standard_deviation_and_rounds_count_only_runs_that_reached_the_target():

@@ -160,6 +160,39 @@ def test_an_interrupted_generation_keeps_what_was_made(
     assert result["synthetic_sha256"] == run(uncached(config)).summary["synthetic_sha256"]
 
 
+def test_what_a_worker_made_is_in_the_cache_before_it_counts_as_saved_and_is_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Killed at any moment, a driver has lost what it has not written, and has written nothing twice or half.
+
+    Three answers of 2 images; at each write the pixels are already in place, and the cache holds what came before.
+    """
+    from raysim.synthesis import _Keeper
+
+    monkeypatch.setattr("raysim.synthesis._FLUSH_S", -1.0)
+    keys_M3 = image_keys(np.array([[6]]))
+    images = np.zeros((6, 1, 1, 1), np.uint8)
+    keeper = _Keeper.open(str(tmp_path), "ab" * 32, 0, keys_M3, images)
+    add, written = ImageCache.add, []
+
+    def watch(self: ImageCache, keys: np.ndarray, pixels: np.ndarray) -> None:
+        assert keeper.unsaved and (pixels > 0).all()
+        before = np.zeros_like(images)
+        assert ImageCache.open(tmp_path, "ab" * 32, 0, (1, 1, 1)).fill(keys_M3, before).sum() == len(written)
+        add(self, keys, pixels)
+        written.extend(keys[:, 2].tolist())
+
+    monkeypatch.setattr(ImageCache, "add", watch)
+    for rows in ([4, 5], [0, 1], [2, 3]):
+        keeper.take(np.array(rows), np.array(rows, np.uint8).reshape(2, 1, 1, 1) + 1)
+        assert not keeper.unsaved
+    keeper.save()
+    assert written == [4, 5, 0, 1, 2, 3]
+    again = np.zeros_like(images)
+    assert len(_Keeper.open(str(tmp_path), "ab" * 32, 0, keys_M3, again).missing()) == 0
+    assert np.array_equal(again, images)
+
+
 def test_two_runs_that_write_at_once_share_the_cache(tmp_path: Path):
     """Each of two writers adds and reads 40 batches of the same images; both end with all of them."""
     keys_M3 = image_keys(np.array([[200]]))

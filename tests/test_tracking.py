@@ -309,7 +309,7 @@ def as_nobody():
     os.seteuid(0)
 
 
-def test_a_store_that_becomes_read_only_is_named_and_refused_at_the_next_start(start, database, as_nobody, monkeypatch):
+def test_a_store_that_is_read_only_is_named_in_mid_run_and_done_without_at_the_start(start, database, as_nobody):
     drop, regain = as_nobody
     tracker = start()
     shared = Path("/tmp") / f"raysim-test-{os.getpid()}"
@@ -320,12 +320,14 @@ def test_a_store_that_becomes_read_only_is_named_and_refused_at_the_next_start(s
         tracker._outbox._store = tracking_store.SqliteFile(f"sqlite:///{copy}")
         drop()
         tracker.log_round(1, {"accuracy": 0.1})
-        # Whoever gave up root may no longer read an environment that lies in a private folder, either.
-        said = r"tracking\.uri: .*(readonly database|Permission denied).*tracking\.uri=none"
-        with pytest.raises(UserError, match=said):
-            Tracker.start(f"sqlite:///{copy}", "exp", "name", {}, {}, None, shared)
+        without = Tracker.start(f"sqlite:///{copy}", "exp", "name", {}, {}, None, shared)
+        without.log_round(1, {"accuracy": 0.1})
         regain()
         assert "readonly database" in tracker.problems[0]
+        assert without.problems == [
+            f"the MLflow store sqlite:///{copy} cannot be used for now (attempt to write a readonly database); it has "
+            f"nothing of this run, whose metrics are in {shared}"
+        ]
     finally:
         regain()
         shutil.rmtree(shared)
@@ -345,12 +347,74 @@ def test_a_store_that_cannot_be_used_is_refused_at_the_start_with_a_remedy(tmp_p
     assert time.monotonic() - began < 5
 
 
-def test_a_server_that_is_not_there_is_refused_at_the_start(tmp_path):
+def test_a_server_that_is_not_there_is_done_without_and_named_once(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(UserError, match=f"tracking.uri: the MLflow store {address} cannot be used"):
-            Tracker.start(address, "exp", "name", {}, {}, None, tmp_path)
+        tracker = Tracker.start(address, "exp", "name", {}, {}, None, tmp_path)
+        tracker.log_round(1, {"accuracy": 0.5})
+        tracker.log_dict({"n": 1}, "summary.json")
+        tracker.finish("FINISHED", "done")
+    (problem,) = tracker.problems
+    assert problem.startswith(f"the MLflow store {address} cannot be used for now (API request to {address}")
+    assert problem.endswith(f"it has nothing of this run, whose metrics are in {tmp_path}")
+    assert tracker.run_id == ""
+
+
+def test_a_store_that_is_locked_at_the_start_gets_everything_once_it_is_free(start, locked, monkeypatch, tmp_path):
+    """The parameters, the rounds before and after, and the outcome."""
+    monkeypatch.setattr(tracking, "START_WAIT_S", 0.05)
+    lock, free = locked
+    lock()
+    tracker = start({"lr": 0.5})
+    (problem,) = tracker.problems
+    assert "cannot be used for now (database is locked)" in problem and str(tmp_path / "run") in problem
+    tracker.log_round(1, {"accuracy": 0.1})
+    assert tracker.run_id == ""
+    free()
+    tracker._outbox._try_again_at = 0.0  # as if the pause were over
+    tracker.log_round(2, {"accuracy": 0.2})
+    tracker.finish("FINISHED")
+    run = run_of(tracker)
+    assert (run.info.status, run.info.run_name, run.data.params["lr"]) == ("FINISHED", "a name", "0.5")
+    assert steps(tracker, "accuracy") == [1, 2]
+    assert tracker.problems == []
+
+
+def test_a_run_resumed_while_the_store_is_locked_goes_on_in_its_own_mlflow_run(start, locked, monkeypatch):
+    monkeypatch.setattr(tracking, "START_WAIT_S", 0.05)
+    lock, free = locked
+    first = start()
+    first.log_round(1, {"accuracy": 0.1})
+    first.finish("KILLED")
+    lock()
+    second = start(resume=first.run_id)
+    second.log_round(1, {"accuracy": 0.1})
+    second.log_round(2, {"accuracy": 0.2})
+    assert "nothing of this run since it was resumed" in second.problems[0]
+    free()
+    second.finish("FINISHED")
+    assert second.run_id == first.run_id and second.problems == []
+    assert steps(second, "accuracy") == [1, 2]
+    assert run_of(second).info.status == "FINISHED"
+
+
+def test_an_interrupt_while_the_run_is_described_leaves_it_killed(database, tmp_path, monkeypatch, start):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(tracking, "describe", interrupted)
+        start(experiment="stopped")
+    client = start()._client
+    (run,) = client.search_runs([client.get_experiment_by_name("stopped").experiment_id])
+    assert run.info.status == "KILLED"
+
+
+@pytest.mark.parametrize("uri", ["postgresql+nonsense://host/db", "mysql://host/db"])
+def test_a_database_without_its_driver_is_refused_at_the_start(tmp_path, uri):
+    with pytest.raises(UserError, match=r"tracking\.uri: the MLflow store .* cannot be used: .*uri=none"):
+        Tracker.start(uri, "exp", "name", {}, {}, None, tmp_path)
 
 
 def test_a_file_that_is_missing_or_a_name_that_is_refused_does_not_hold_up_the_rest(start, tmp_path):
@@ -452,12 +516,10 @@ def test_a_server_that_goes_away_costs_the_run_little_and_is_named(tmp_path):
 
 def start_when_up(address, directory, until):
     while True:
-        try:
-            return Tracker.start(address, "exp", "name", {"a": 1}, {}, None, directory)
-        except UserError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(1)
+        tracker = Tracker.start(address, "exp", "name", {"a": 1}, {}, None, directory)
+        if not tracker.problems or time.monotonic() > until:
+            return tracker
+        time.sleep(1)
 
 
 # Switched off

@@ -11,11 +11,13 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from raysim.config import Resources
+from raysim.engine.liveness import check_ray
 from raysim.engine.placement import Placement
 from raysim.engine.worker import Worker
 from raysim.errors import RunError, UserError
 
 IN_FLIGHT = 2
+LOOK_S = 1.0  # between looks at whether Ray itself is still there
 START_FAILURES = 10  # workers that may die one after another while none is up
 
 
@@ -58,7 +60,7 @@ class Pool:
         self.placement, self.resources = placement, resources
         self.members: dict[int, _Member] = {}
         self.lost = 0
-        self._next_id, self._failed_starts = 0, 0
+        self._next_id, self._failed_starts, self._looked_at = 0, 0, 0.0
         self._configuration: tuple[Any, ...] | None = None
         gpu = placement.gpus_per_worker
         self._factory: Any = ray.remote(Worker).options(
@@ -146,11 +148,14 @@ class Pool:
                     member.calls.append(_Call(submit(member.actor, [i.payload for i in chunk]), chunk))
 
     def _wait(self) -> list[tuple[_Member, Any]]:
-        """Block until something happens; (member, answer or _Lost) for each call that ended, dead members replaced."""
+        """Wait up to a second; (member, answer or _Lost) for each call that has ended, dead members replaced."""
         busy = [m for m in self.members.values() if m.calls or not m.ready]
         waiting = {m.calls[0].ref if m.ready else m.ready_ref: m for m in busy}
         now = time.monotonic()
-        patience = min(m.since + self._limit(m) for m in waiting.values()) - now
+        if now > self._looked_at + LOOK_S:
+            check_ray()
+            self._looked_at = now
+        patience = min(LOOK_S, min(m.since + self._limit(m) for m in waiting.values()) - now)
         done, _ = ray.wait(list(waiting), num_returns=1, timeout=max(0.0, patience))
         if done and len(waiting) > 1:
             done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
@@ -180,6 +185,7 @@ class Pool:
 
     def _bury(self, member: _Member, cause: str) -> "_Lost":
         """Forget a worker, make sure that it is dead, and start another in its place."""
+        check_ray()
         del self.members[member.id]
         self.lost += 1
         ray.kill(member.actor)

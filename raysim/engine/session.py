@@ -4,19 +4,24 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from raysim.config import Resources
+from raysim.engine.liveness import lost_part
 from raysim.engine.placement import Node, Placement, local_node, place
 from raysim.engine.pool import Pool
-from raysim.errors import UserError
+from raysim.errors import RunError, UserError
+from raysim.interrupts import Interrupted
 
+START_ATTEMPTS = 2
 _PREFIX = "raysim-ray-"
 # No report to Ray's makers; no record of every call ever made, which would grow with the run.
 _RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_task_events_report_interval_ms": "0"}
@@ -29,6 +34,28 @@ def _sweep() -> None:
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists() and sys.platform == "linux":
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_processes(folder: str) -> None:
+    """End what is left of the Ray that has `folder` to itself: one that was interrupted as it started, or half dead."""
+    if sys.platform != "linux":
+        return
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes()
+            if f"{folder}/".encode() in words and int(process.name) != os.getpid():
+                os.kill(int(process.name), signal.SIGKILL)
+        except OSError:  # it has ended meanwhile, or is not ours
+            continue
+
+
+def _remove(folder: str) -> None:
+    """Remove Ray's folder, into which a process that is just ending may still write."""
+    for _ in range(20):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not Path(folder).exists():
+            return
+        time.sleep(0.1)
 
 
 def placement_before_start(resources: Resources) -> Placement | None:
@@ -74,25 +101,50 @@ class Session:
     def __enter__(self) -> "Session":
         for key, value in _RAY_ENVIRONMENT.items():
             os.environ.setdefault(key, value)
-        address = self._resources.address or os.environ.get("RAY_ADDRESS")
-        if ray.is_initialized():
-            self.where = f"Ray cluster {ray.get_runtime_context().gcs_address}, already connected"
-        elif address:
-            self.where = self._join(address)
-        else:
-            self._start()
-            self.where = "Ray started on this machine"
+        try:
+            self.where = self._connect()
+        except SystemExit as stop:  # how Ray answers SIGTERM while it starts
+            self._stack.close()
+            raise Interrupted("by SIGTERM") from stop
+        except BaseException:
+            self._stack.close()
+            raise
         self._stack.callback(self.discard_pool)
         return self
+
+    def _connect(self) -> str:
+        address = self._resources.address or os.environ.get("RAY_ADDRESS")
+        if ray.is_initialized():
+            return f"Ray cluster {ray.get_runtime_context().gcs_address}, already connected"
+        if address:
+            return self._join(address)
+        self._start()
+        return "Ray started on this machine"
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def _start(self) -> None:
+        """Start Ray here; once more where the machine was too busy for the half minute that Ray allows itself."""
+        for attempt in range(1, START_ATTEMPTS + 1):
+            with contextlib.ExitStack() as attempt_stack:
+                try:
+                    self._start_once(attempt_stack)
+                except Exception as error:
+                    if attempt < START_ATTEMPTS:
+                        continue
+                    raise RunError(
+                        f"Ray did not start on this machine, tried {attempt} times: {str(error).splitlines()[0]}"
+                    ) from error
+                self._stack.push(attempt_stack.pop_all())
+                return
+
+    def _start_once(self, stack: contextlib.ExitStack) -> None:
         _sweep()
         folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp")  # short: socket paths have a limit
-        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        self._stack.callback(ray.shutdown)
+        stack.callback(_remove, folder)
+        stack.callback(_end_processes, folder)
+        stack.callback(_shut_down)
         here, workers = local_node(), self._resources.workers
         ray.init(
             address="local",
@@ -106,7 +158,7 @@ class Session:
     def _join(self, address: str) -> str:
         source = "resources.address" if self._resources.address else "the environment variable RAY_ADDRESS"
         _knock(address, source)
-        self._stack.callback(ray.shutdown)
+        self._stack.callback(_shut_down)
         try:
             context: Any = ray.init(address=address, **_QUIET)
         except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
@@ -128,9 +180,15 @@ class Session:
 
     def discard_pool(self) -> None:
         """End the workers, for example because a run failed and left them in the middle of something."""
-        if self._pool is not None:
+        if self._pool is not None and not lost_part():
             self._pool.close()
-            self._pool = None
+        self._pool = None
+
+
+def _shut_down() -> None:
+    """Disconnect; without a Ray that answers this would wait for minutes."""
+    if not lost_part():
+        ray.shutdown()
 
 
 def _place_on_cluster(resources: Resources) -> Placement:

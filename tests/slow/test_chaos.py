@@ -13,6 +13,8 @@ import psutil
 import pytest
 from processes import Killer, Outcome, finish, run, start
 
+from raysim.image_cache import entries
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
@@ -81,6 +83,29 @@ def test_a_driver_killed_ten_times_and_resumed_is_a_run_undisturbed(tmp_path: Pa
         assert store.execute("select count(*) from runs").fetchone() == (1,)
         steps = [s for (s,) in store.execute("select step from metrics where key = 'train_loss' order by step")]
     assert steps == list(range(1, rounds + 1))
+
+
+def test_a_driver_killed_in_mid_generation_makes_nothing_twice_after_the_resume(tmp_path: Path):
+    """What was in the cache when it was killed is taken from there; the images are those of an undisturbed run."""
+    calm = run(job(tmp_path / "calm", "fedavg", 1), tmp_path / "calm")
+    folder = tmp_path / "killed"
+    config = job(folder, "fedavg", 1)
+    config["output"]["cache"] = str(folder / "cache")
+    process = start(config, folder)
+    while not list((folder / "cache").glob("*/*/*.seg")):
+        assert process.poll() is None, "the images were all made before it could be killed"
+        time.sleep(0.01)
+    family = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    psutil.wait_procs(family, timeout=120)
+    (entry,) = entries(folder / "cache")
+    began = time.monotonic()
+    resumed = finish(start(config, folder, "--resume"), folder, began)
+    assert 0 < entry.images < resumed.summary["n_synthetic"]
+    assert resumed.summary["n_synthetic_made"] == resumed.summary["n_synthetic"] - entry.images
+    assert_same(resumed, calm)
+    assert entries(folder / "cache")[0].images == resumed.summary["n_synthetic"]
 
 
 def test_memory_is_flat_over_200_rounds(tmp_path: Path):
