@@ -107,7 +107,7 @@ class ImageCache:
             self.notes.append(f"{len(group)} cache files could not be merged ({error.strerror}); they stay as they are")
             return
         for path in group:
-            path.unlink(missing_ok=True)
+            _delete(path)  # one that stays holds images that are there twice, which does no harm
 
     def _write(self, keys: Keys, images: ByteArray) -> None:
         body = keys.tobytes() + np.ascontiguousarray(images).tobytes()
@@ -126,8 +126,8 @@ class ImageCache:
             self.notes.append(f"cache file {path.name} cannot be read ({error.strerror}); its images are made again")
             return None
         if header is None or not _is_sound(header, body):
-            self.notes.append(f"damaged cache file {path.name} deleted; its images are made again")
-            path.unlink(missing_ok=True)
+            kept = _delete(path)
+            self.notes.append(f"damaged cache file {path.name} {kept or 'deleted'}; its images are made again")
             return None
         count, shape = header["count"], tuple(header["shape"])
         if shape != self.shape:  # sound, but of a generator that does not tell its image sizes apart
@@ -170,6 +170,15 @@ def _is_sound(header: dict[str, Any], body: bytes) -> bool:
 
 def _as_keys(keys_M3: IntArray) -> Keys:
     return np.ascontiguousarray(keys_M3, dtype="<i8").view(_KEY).reshape(-1)
+
+
+def _delete(path: Path) -> str:
+    """Delete a file; returns why it stays, or an empty text."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        return f"cannot be deleted ({error.strerror})"
+    return ""
 
 
 def _size(path: Path) -> int:

@@ -83,8 +83,9 @@ class _Keeper:
             return cls(keys_M3, images, None)
         try:
             return cls(keys_M3, images, ImageCache.open(root, fingerprint, seed, images.shape[1:]))
-        except OSError as error:
-            return cls(keys_M3, images, None, f"output.cache = {root} cannot be used ({error.strerror}); no image kept")
+        except (OSError, RuntimeError) as error:  # RuntimeError: a `~` without a home
+            cause = getattr(error, "strerror", None) or error
+            return cls(keys_M3, images, None, f"output.cache = {root} cannot be used ({cause}); no image kept")
 
     def missing(self) -> IntArray:
         """Rows whose images are not in the cache; the others are filled in."""

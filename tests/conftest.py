@@ -1,6 +1,7 @@
 """Shared by all tests: a small real run, and one Ray for those that need it."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -55,6 +56,14 @@ def run(session: "Session") -> "Callable[..., Result]":
     import raysim
 
     return partial(raysim.run, session=session)
+
+
+@pytest.fixture
+def not_under_nohup() -> Iterator[None]:
+    """SIGHUP as on a terminal, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from raysim.run_directory import RunDirectory
 from raysim.tracking import Tracker
 
 Run = Callable[..., Result]
+pytestmark = pytest.mark.usefixtures("not_under_nohup")
 
 
 @pytest.fixture

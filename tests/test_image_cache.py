@@ -4,7 +4,9 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +102,56 @@ def test_a_full_disk_is_reported_and_keeps_what_was_there(cache: ImageCache, mon
     found_M, _ = fill(cache, keys(6))
     assert found_M.tolist() == [True] * 3 + [False] * 3
     assert [path.suffix for path in cache.folder.iterdir()] == [".seg"]
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[Path]:
+    """A folder that a user without root may enter, and that user for the time of the test."""
+    with tempfile.TemporaryDirectory(prefix="raysim-test-", dir="/tmp") as folder:
+        root = os.geteuid() == 0
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+        if root:
+            os.seteuid(0)
+
+
+def give_up_root() -> None:
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+
+
+def test_a_cache_that_may_only_be_read_serves_and_says_what_it_cannot_keep(as_nobody: Path):
+    """Three images are there, three are to be kept; a damaged file can be neither used nor deleted."""
+    from raysim.synthesis import _Keeper
+
+    cache = ImageCache.open(as_nobody, FINGERPRINT, 7, SHAPE)
+    cache.add(keys(3), pixels(keys(3)))
+    (cache.folder / "damaged.seg").write_bytes(b"x")
+    for folder in (cache.folder, cache.folder.parent, as_nobody):
+        folder.chmod(0o555)
+    give_up_root()
+    images = np.zeros((6, *SHAPE), np.uint8)
+    keeper = _Keeper.open(str(as_nobody), FINGERPRINT, 7, keys(6), images)
+    assert keeper.missing().tolist() == [3, 4, 5]
+    keeper.take(np.array([3, 4, 5]), pixels(keys(3, start=3)))
+    keeper.save()
+    assert keeper.cache is not None
+    keeper.cache.merge()
+    unkept, damaged = keeper.notes()
+    assert unkept == f"3 images could not be kept in the cache {cache.folder}: Permission denied"
+    assert damaged == "damaged cache file damaged.seg cannot be deleted (Permission denied); its images are made again"
+    assert np.array_equal(images, pixels(keys(6)))
+    other = _Keeper.open(str(as_nobody), "cd" * 32, 7, keys(6), images)
+    assert other.cache is None and "cannot be used (Permission denied); no image kept" in other.notes()[0]
+
+
+def test_a_cache_below_the_home_of_a_user_who_has_none_is_done_without(monkeypatch: pytest.MonkeyPatch):
+    from raysim.synthesis import _Keeper
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda _: (_ for _ in ()).throw(KeyError("no such user")))
+    keeper = _Keeper.open("~/cache", FINGERPRINT, 7, keys(2), np.zeros((2, *SHAPE), np.uint8))
+    assert keeper.cache is None and "output.cache = ~/cache cannot be used" in keeper.notes()[0]
 
 
 def test_temporary_files_of_killed_writers_go_and_those_of_living_ones_stay(tmp_path: Path, cache: ImageCache):

@@ -8,6 +8,7 @@ import pytest
 
 from raysim.interrupts import Interrupted, Signals
 
+pytestmark = pytest.mark.usefixtures("not_under_nohup")
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

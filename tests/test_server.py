@@ -9,7 +9,7 @@ import pytest
 
 from raysim import Result
 from raysim.records import ModelState
-from raysim.server import _weight_ratio
+from raysim.server import _weight_ratio, cohort, cohort_size
 
 Run = Callable[..., Result]
 
@@ -23,6 +23,18 @@ def test_the_weight_ratio_compares_means_of_noisy_and_clean_clients():
     assert _weight_ratio(w_K, np.zeros(3, dtype=np.bool_)) == {}
     assert _weight_ratio(w_K, np.ones(3, dtype=np.bool_)) == {}
     assert _weight_ratio(np.array([1.0, 0.0]), np.array([True, False])) == {}
+
+
+def test_a_fraction_of_the_clients_is_rounded_and_stands_for_at_least_one():
+    """0.01 of 20 is 0.2, hence 1; 0.25 of 10 is 2.5, rounded to the even 2; a number is a number."""
+    assert [cohort_size(0.01, 20), cohort_size(0.25, 10), cohort_size(1.0, 7), cohort_size(3, 20)] == [1, 2, 7, 3]
+
+
+def test_a_cohort_is_drawn_without_replacement_and_depends_on_seed_and_round_alone():
+    drawn = [cohort(0, round_, 20, 10) for round_ in range(1, 30)]
+    assert all(len(set(ids)) == 10 and set(ids) <= set(range(20)) for ids in drawn)
+    assert cohort(0, 5, 20, 10) == drawn[4] and len({tuple(ids) for ids in drawn}) > 20
+    assert cohort(1, 5, 20, 10) != drawn[4]
 
 
 def test_the_global_model_is_put_into_the_object_store_once_a_round(

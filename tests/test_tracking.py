@@ -324,10 +324,9 @@ def test_a_store_that_is_read_only_is_named_in_mid_run_and_done_without_at_the_s
         without.log_round(1, {"accuracy": 0.1})
         regain()
         assert "readonly database" in tracker.problems[0]
-        assert without.problems == [
-            f"the MLflow store sqlite:///{copy} cannot be used for now (attempt to write a readonly database); it has "
-            f"nothing of this run, whose metrics are in {shared}"
-        ]
+        (problem,) = without.problems
+        assert problem.startswith(f"the MLflow store sqlite:///{copy} cannot be used for now (")
+        assert problem.endswith(f"readonly database); it has nothing of this run, whose metrics are in {shared}")
     finally:
         regain()
         shutil.rmtree(shared)
@@ -400,8 +399,13 @@ def test_a_run_resumed_while_the_store_is_locked_goes_on_in_its_own_mlflow_run(s
 
 
 def test_an_interrupt_while_the_run_is_described_leaves_it_killed(database, tmp_path, monkeypatch, start):
-    def interrupted(*_):
-        raise KeyboardInterrupt
+    describe, calls = tracking.describe, []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        describe(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(tracking, "describe", interrupted)
