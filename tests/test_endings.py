@@ -175,8 +175,8 @@ def test_a_signal_while_ray_starts_leaves_no_process_and_no_folder(
 ):
     """Sent when the first process of Ray is there, which is long before the last one is."""
     process = start(small, tmp_path)
-    wait_until(lambda: psutil.Process(process.pid).children(), process)
-    assert list(Path("/tmp").glob(f"raysim-ray-{process.pid}-*"))
+    folders = f"raysim-ray-{process.pid}-*"
+    wait_until(lambda: list(Path("/tmp").glob(folders)) and psutil.Process(process.pid).children(), process)
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
     assert process.wait(timeout=90) == 130, (tmp_path / "output.txt").read_text()
