@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from raysim.errors import UserError
 
-__all__ = ["Site", "find_activation", "measure_oui", "measure_oui_by_layer"]
+__all__ = ["Site", "find_activation", "hookable_layer", "measure_oui", "measure_oui_by_layer"]
 
 _aten = torch.ops.aten
 # Every spelling of an activation (module, functional, method, in place) ends in one of these operators.
@@ -64,6 +64,20 @@ def find_activation(model: nn.Module, example: Tensor, layers: list[str] | None 
     Raises UserError for a model without hidden activation and for a name that does not exist or does not run.
     """
     return [signs.site for signs in _observe(model, example, layers)]
+
+
+def hookable_layer(model: nn.Module, example: Tensor) -> str:
+    """The activation module whose input `measure_oui` looks at, if naming it comes to the same; else the empty text.
+
+    Naming it spares looking at every activation on the way, a third of the time of a probe.  Raises as
+    `find_activation` does.
+    """
+    (found,) = _observe(model, example, None)
+    layer = found.site.layer
+    if not isinstance(dict(model.named_modules()).get(layer), _MODULES):
+        return ""
+    (named,) = _observe(model, example, [layer])  # of a module that runs more than once, this sees the last run
+    return layer if torch.equal(named.positive, found.positive) else ""
 
 
 def measure_oui(model: nn.Module, probe_B: Tensor, layers: list[str] | None = None) -> float:

@@ -1,7 +1,8 @@
 """Aggregation rules: from a round's per-client scalars to the weight of each client's update.
 
 A rule is a dataclass with `needs` (the columns of the round table it reads), `streams` (whether n_K alone decides, so
-that updates can be summed while clients still train) and `weights`. Three methods are optional: `check(participants)`
+that updates can be summed while clients still train) and `weights`. `robust` marks those that bound what a few clients
+can do, as all with `aggregate` do. Three methods are optional: `check(participants)`
 refuses a cohort it cannot work with, before the run; `state` and `load_state` carry what it remembers from earlier
 rounds, as plain JSON values; `aggregate(table, updates)` gives the combined update of a rule that weighs coordinates
 rather than clients. No rule ever sees one client's update: `Updates` answers with scalars and sums.
@@ -200,6 +201,7 @@ class krum:
     byzantine: Byzantine = 1
 
     needs: ClassVar[tuple[str, ...]] = ()
+    robust: ClassVar[bool] = True
     streams: ClassVar[bool] = False
 
     def check(self, participants: int) -> None:
@@ -212,18 +214,14 @@ class krum:
 
 
 @dataclass
-class multi_krum:
+class multi_krum(krum):
     """Average the m updates that Krum ranks best (multi-Krum, arXiv 1703.02757, section 5)."""
 
-    byzantine: Byzantine = 1
     keep: Annotated[int | None, Field(ge=1, description="updates averaged, m; null: K - f")] = None
-
-    needs: ClassVar[tuple[str, ...]] = ()
-    streams: ClassVar[bool] = False
 
     def check(self, participants: int) -> None:
         """Raises UserError unless K >= 2 f + 3 and m <= K."""
-        check_krum(participants, self.byzantine)
+        super().check(participants)
         if self.keep is not None and self.keep > participants:
             raise UserError(f"aggregation.keep: {self.keep} updates of {participants} clients per round; lower it")
 

@@ -52,6 +52,9 @@ def build_parts(config: Config, prepared: Prepared) -> Parts:
     algorithm = plugin("local", config.local).build()
     model = initial_model(config, prepared)
     parts = Parts(rule, algorithm, plugin("server", config.server).build(), model)
+    if hasattr(algorithm, "check"):
+        algorithm.check(model.module, rule, parts.optimiser)
+    _check_combination(config, rule, algorithm, statistics=len(model.buffers_F) + len(model.counters))
     derived = [name for name in algorithm.summed if name in algorithm.server_only]
     if derived and config.update.changes_updates:
         raise UserError(
@@ -59,7 +62,8 @@ def build_parts(config: Config, prepared: Prepared) -> Parts:
             "computed; switch off update.top_k, quantise, clip and noise, or use another algorithm"
         )
     if config.update.private:
-        _check_privacy(config, rule, algorithm, float_buffers=len(model.buffers_F))
+        sent = 0 if config.aggregation.buffers == "global" else len(model.buffers_F)
+        _check_privacy(config, rule, algorithm, float_buffers=sent)
     if "oui" in rule.needs:
         from raysim.activation import find_activation
 
@@ -68,6 +72,21 @@ def build_parts(config: Config, prepared: Prepared) -> Parts:
     if prepared.quota_KC.any():
         plugin("generator", config.generator).build(prepared.split, "cpu")
     return parts
+
+
+def _check_combination(config: Config, rule: Any, algorithm: Any, statistics: int) -> None:
+    """Refuse what would undo itself, or do nothing."""
+    if algorithm.summed and (getattr(rule, "robust", False) or hasattr(rule, "aggregate")):
+        raise UserError(
+            f"aggregation.name = {config.aggregation.name}: local.name = {config.local.name} also sums further vectors "
+            f"({', '.join(algorithm.summed)}) over all clients, so a single one could still move the model without "
+            "bound; use a rule that is a mean, or an algorithm that sends updates alone"
+        )
+    if config.aggregation.buffers != "average" and not statistics:
+        raise UserError(
+            f"aggregation.buffers = {config.aggregation.buffers}: the model {config.model.name} has no running "
+            "statistics, so nothing would change; leave it at average, or use a model with batch normalisation"
+        )
 
 
 def _check_privacy(config: Config, rule: Any, algorithm: Any, float_buffers: int) -> None:
@@ -109,5 +128,5 @@ def worker_setup(config: Config, rule: Any) -> WorkerSetup:
     return WorkerSetup(
         config.seed, plugin("model", config.model), plugin("local", config.local), tuple(config.data.augment),
         config.resources.precision == "bf16", measures(config.aggregation, rule),
-        update=config.update,
+        update=config.update, buffers=config.aggregation.buffers,
     )

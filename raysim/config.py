@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from raysim.errors import ConfigError
 from raysim.plugins import check_name, check_parameters, parameters, problems_of, resolve
+from raysim.sections import AggregationSection, DataSection, FineTuning, PartitionSection, Section
 from raysim.update_options import Update
 from raysim.yaml_io import parse_overrides, plain_copy, read_yaml
 
@@ -18,50 +19,6 @@ Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
 class _Base(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, protected_namespaces=())
-
-
-class Section(BaseModel):
-    """A plug-in: its name, and beside it the plug-in's own keys."""
-
-    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True, protected_namespaces=())
-    name: str
-    """Name of the plug-in (`python -m raysim list` shows them), or `package.module:attribute`."""
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The plug-in's own keys, defaults filled in."""
-        return self.__pydantic_extra__ or {}
-
-
-class DataSection(Section):
-    """Which images: a data set, and how much of it."""
-
-    train_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many training images, class-balanced; null for all."""
-    test_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many test images, class-balanced; null for all."""
-    public_frac: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
-    """Class-balanced fraction of the training images that no client owns: for the oracle, or to pretrain on."""
-    augment: list[Literal["crop", "flip"]] = []
-    """Augmentation of training batches, drawn per client and round: random crop after 4-pixel padding, mirror."""
-
-
-class PartitionSection(Section):
-    """Who owns which training sample, and what is changed afterwards (in the order below)."""
-
-    rare: dict[str, Any] | None = None
-    """Cut a fraction of clients to few samples: {fraction: 0.2, max_samples: 120}."""
-    label_noise: dict[str, Any] | None = None
-    """Replace labels of a fraction of clients: {fraction: 0.2, rate: 0.4, kind: symmetric}."""
-    input_noise: dict[str, Any] | None = None
-    """Add Gaussian noise to the images of a fraction of clients: {fraction: 0.2, std: 0.1}."""
-
-
-class AggregationSection(Section):
-    """How much each client's update counts."""
-
-    weight_by: Literal["real", "total"] = "real"
-    """What n_k counts: real samples, or real plus synthetic ones."""
 
 
 class Resources(_Base):
@@ -141,6 +98,7 @@ class Config(_Base):
     server: Section = Section(name="sgd")
     """The step from the aggregated update to the next global model."""
     update: Update = Update()
+    fine_tuning: FineTuning = FineTuning()
     resources: Resources = Resources()
     tracking: Tracking = Tracking()
     output: Output = Output()
@@ -166,7 +124,9 @@ class Config(_Base):
 
 PLUGIN_SECTIONS = ("data", "partition", "allocation", "generator", "model", "local", "aggregation", "server")
 MODIFIERS = ("rare", "label_noise", "input_noise")
-_PLAIN: dict[str, type[BaseModel]] = {"update": Update, "resources": Resources, "tracking": Tracking, "output": Output}
+_PLAIN: dict[str, type[BaseModel]] = {
+    "update": Update, "fine_tuning": FineTuning, "resources": Resources, "tracking": Tracking, "output": Output,
+}
 
 
 def apply_overrides(plain: dict[str, Any], overrides: Iterable[str]) -> list[str]:
@@ -233,7 +193,7 @@ def build(
         config = Config.model_validate(plain)
     except ValidationError as error:
         failure = error
-    deeper = [f"{section}.{key}" for section, model in _PLAIN.items() for key in model.model_fields]
+    deeper: list[str] = []
     for section in PLUGIN_SECTIONS:
         given = plain.get(section, Config.model_fields[section].default)
         given = given.model_dump() if isinstance(given, Section) else given
@@ -243,6 +203,7 @@ def build(
             deeper += [f"{section}.{key}" for key in checked]
             if config is not None and not found:
                 setattr(config, section, _section_class(section).model_validate(checked))
+    deeper += [f"{section}.{key}" for section, model in _PLAIN.items() for key in model.model_fields]
     problems += problems_of(failure, Config, plain, elsewhere=deeper) if failure else []
     problems += _cross_checks(config) if config is not None else []
     if problems or config is None:

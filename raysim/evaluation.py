@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from raysim.flat_model import FlatModel, ImageScale
-from raysim.records import ByteArray, IntArray
+from raysim.records import ByteArray, FloatArray, IntArray
 
 CHUNK = 100  # images at a time: small enough to stay in a core's cache; fixed, so that sharding cannot change a bit
 
@@ -59,6 +59,13 @@ def evaluate_chunks(
     return results
 
 
+def by_class(results: Iterable[ChunkResult]) -> FloatArray:
+    """Accuracy of each class, nan for one without test images: C."""
+    parts = list(results)
+    correct_C, total_C = np.sum([r.correct_C for r in parts], axis=0), np.sum([r.total_C for r in parts], axis=0)
+    return np.where(total_C > 0, correct_C / np.maximum(1, total_C), np.nan)
+
+
 def summarise(results: Iterable[ChunkResult]) -> dict[str, float]:
     """Accuracy and mean loss on all images, accuracy of the worst class and of each; chunks may come in any order.
 
@@ -67,12 +74,11 @@ def summarise(results: Iterable[ChunkResult]) -> dict[str, float]:
     parts = sorted(results, key=lambda r: r.chunk)
     correct_C = np.sum([r.correct_C for r in parts], axis=0)
     total_C = np.sum([r.total_C for r in parts], axis=0)
-    present = total_C > 0
-    n = int(total_C.sum())
-    shown = np.flatnonzero(present & (len(total_C) <= CLASSES_SHOWN))
+    accuracy_C, n = by_class(parts), int(total_C.sum())
+    shown = np.flatnonzero((total_C > 0) & (len(total_C) <= CLASSES_SHOWN))
     return {
         "accuracy": float(correct_C.sum() / n),
         "loss": math.fsum(r.loss_sum for r in parts) / n,
-        "worst_class_accuracy": float((correct_C[present] / total_C[present]).min()),
-        **{f"accuracy_class_{c}": float(correct_C[c] / total_C[c]) for c in shown},
+        "worst_class_accuracy": float(np.nanmin(accuracy_C)),
+        **{f"accuracy_class_{c}": float(accuracy_C[c]) for c in shown},
     }

@@ -41,7 +41,7 @@ def store_note(prepared: Prepared, synthetic: Synthetic) -> list[str]:
 
 def totals(summary: dict[str, Any]) -> dict[str, float]:
     """The figures of a whole run, logged at its last round."""
-    names = ("final_accuracy", "best_accuracy", "best_round", "accuracy_auc", "n_synthetic")
+    names = ("final_accuracy", "best_accuracy", "best_round", "accuracy_auc", "accuracy_last5", "n_synthetic")
     seconds = {f"seconds_total_{phase}": value for phase, value in summary["seconds"].items()}
     return {**{name: summary[name] for name in names}, **seconds}
 

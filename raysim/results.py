@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from raysim import client_accuracy
 from raysim.config import Config
 from raysim.imbalance import normalised_entropy_K
 from raysim.prepare import Prepared
@@ -59,6 +60,26 @@ def accuracy_by_class(metrics: "pd.DataFrame", classes: int) -> list[float | Non
     return [None if np.isnan(a) else float(a) for a in measured] if not np.isnan(measured).all() else None
 
 
+SPREAD = ("mean", "weighted_mean", "worst", "sd")
+
+
+def accuracy_over_clients(metrics: "pd.DataFrame") -> dict[str, float]:
+    """Accuracy of the worst class and over clients (`raysim.client_accuracy`), each where it was last measured."""
+    names = [f"{prefix}_{what}" for prefix in ("client_accuracy", "tuned_client_accuracy") for what in SPREAD]
+    measured = [name for name in ("worst_class_accuracy", *names) if name in metrics]
+    return {name: float(metrics[name].dropna().iloc[-1]) for name in measured}
+
+
+def accuracy_by_client(metrics: "pd.DataFrame", prepared: Prepared) -> list[float | None] | None:
+    """Final accuracy of each client by its id, on its own mix of classes; null as a whole where not measured."""
+    by_class = accuracy_by_class(metrics, prepared.split.classes)
+    if by_class is None:
+        return None
+    accuracy_C = np.array([np.nan if a is None else a for a in by_class])
+    a_K = client_accuracy.by_client(client_accuracy.class_counts(prepared.partition, prepared.split), accuracy_C)
+    return [None if np.isnan(a) else float(a) for a in a_K]
+
+
 def summarise(
     config: Config, prepared: Prepared, metrics: "pd.DataFrame", synthetic: Synthetic, seconds: dict[str, float]
 ) -> dict[str, Any]:
@@ -66,7 +87,9 @@ def summarise(
     partition, counts_KC = prepared.partition, prepared.partition.counts_KC
     return {
         **accuracy_summary(metrics),
+        **accuracy_over_clients(metrics),
         "accuracy_by_class": accuracy_by_class(metrics, prepared.split.classes),
+        "client_accuracy_K": accuracy_by_client(metrics, prepared),
         "rounds": len(metrics),
         "clients": partition.clients,
         "n_real": int(counts_KC.sum()),

@@ -21,6 +21,7 @@ BATCHES = "batches"  # keys: round, client
 AUGMENT = "augment"  # keys: round, client
 DROPOUT = "dropout"  # keys: round, client
 PROBE = "probe"  # keys: client
+TUNED = "tuned"  # which clients are fine-tuned for evaluation
 ROUNDING = "rounding"  # of quantised updates; keys: round, client
 NOISE = "noise"  # privacy noise on updates; keys: round, and client where the client adds it
 SYNTHETIC = "synthetic"  # keys: client, class, index

@@ -23,7 +23,7 @@ from raysim.prepare import Prepared, prepare
 from raysim.records import Split, Synthetic
 from raysim.run_directory import RunDirectory
 from raysim.run_quality import measure_run
-from raysim.server import Server, ServerState
+from raysim.server import Assessment, Server, ServerState
 from raysim.synthesis import synthesise
 from raysim.tracking import NullTracker, Status, Tracker, check_uri
 
@@ -209,7 +209,7 @@ class _Run:
             self.display.line(f"note: {note}")
         server = Server(
             config, pool, prepared.partition, synthetic, parts.algorithm, parts.rule, parts.optimiser,
-            len(prepared.split.test_labels_N),
+            Assessment.of(config, pool, prepared),
         )
         state = self._rounds(server)
         if pool.lost:

@@ -1,20 +1,20 @@
 """Phase 2: the round loop, and the state that the server carries from one round to the next."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from raysim import rng
+from raysim.assessment import Assessment
 from raysim.config import Config
 from raysim.engine.messages import Share
-from raysim.engine.pool import Item, Pool
+from raysim.engine.pool import Pool
 from raysim.engine.rounds import Round
 from raysim.engine.store import put
 from raysim.errors import DivergenceError, RunError
-from raysim.evaluation import chunks, summarise
 from raysim.records import (
     BoolArray,
     ClientReport,
@@ -75,7 +75,7 @@ class Server:
     algorithm: LocalAlgorithm
     rule: Any
     optimiser: Any
-    test_images: int
+    assessment: Assessment
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "aggregate": 0.0, "evaluate": 0.0})
     parameters: int = 0
     float_buffers: int = 0
@@ -106,7 +106,7 @@ class Server:
         number = state.round + 1
         clients = len(self.sizes_K)
         ids = cohort(self.config.seed, number, clients, cohort_size(self.config.clients_per_round, clients))
-        tasks = [self._task(k, state) for k in ids]
+        tasks = [self._task(k, state.client_states) for k in ids]
         model_ref = self._share(state.model)
         keep_all = self.config.resources.on_client_failure == "raise"
         prior = self.rule.weights(self._table(number, tasks), None) if self.rule.streams and keep_all else None
@@ -122,25 +122,24 @@ class Server:
         weights = prior or self.rule.weights(table, round_)
         model, optimiser = self._step(state, round_, table, weights)
         aggregated = time.monotonic()
+        client_states = {**state.client_states, **{k: put(s) for k, s in round_.states.items()}}
         row = self._row(round_, table, weights) | self._privacy(state, table)
-        if number % self.config.evaluate_every == 0 or number == self.config.rounds:
-            row.update(self.evaluate(model))
+        row |= self.assessment.due(number, lambda: self._share(model), lambda k: self._task(k, client_states))
         row["seconds_train"], row["seconds_aggregate"] = trained - began, aggregated - trained
         row["seconds_evaluate"] = time.monotonic() - aggregated
         for phase in self.seconds:
             self.seconds[phase] += row[f"seconds_{phase}"]
         return ServerState(
-            number, model, optimiser,
-            {**state.client_states, **{k: put(s) for k, s in round_.states.items()}},
+            number, model, optimiser, client_states,
             self.rule.state() if hasattr(self.rule, "state") else {},
             [*state.rows, row],
             [*state.client_rows, *self._client_rows(number, round_.reports, weights)],
         )
 
-    def _task(self, k: int, state: ServerState) -> ClientTask:
+    def _task(self, k: int, states: Mapping[int, Any]) -> ClientTask:
         quota_C = self.synthetic.quota_KC[k]
         return ClientTask(
-            k, int(self.sizes_K[k]), int(quota_C.sum()), quota_C, self.synthetic.refs.get(k), state.client_states.get(k)
+            k, int(self.sizes_K[k]), int(quota_C.sum()), quota_C, self.synthetic.refs.get(k), states.get(k)
         )
 
     def _table(self, number: int, tasks: Sequence[ClientTask], reports: Sequence[ClientReport] = ()) -> RoundTable:
@@ -165,6 +164,8 @@ class Server:
         """The next global model from the round's exact sums, or from what a rule makes of all updates together."""
         tasks = [round_.tasks[k] for k in round_.clients]
         update_P, buffers_F, counters, sums = round_.sums(self._shares(tasks, weights.w_K))
+        if self.config.aggregation.buffers == "global":
+            buffers_F, counters = state.model.buffers_F, state.model.counters
         if hasattr(self.rule, "aggregate"):
             update_P = self.rule.aggregate(table, round_)
         update_P = self._noisy(round_.number, update_P, weights.w_K)
@@ -205,13 +206,6 @@ class Server:
             self.shared = (model, put(model))
         return self.shared[1]
 
-    def evaluate(self, model: ModelState) -> dict[str, float]:
-        """Accuracy and loss of a global model on the test split."""
-        ref = self._share(model)
-        items = [Item(chunk, 1.0, f"evaluation of chunk {chunk}") for chunk in range(chunks(self.test_images))]
-        answers = self.pool.map(items, lambda actor, which: actor.evaluate.remote(ref, which))
-        return summarise(result for _, _, results in answers for result in results)
-
     def _row(self, round_: Round, table: RoundTable, weights: Weights) -> dict[str, float]:
         reports = round_.reports
         n_K = np.array([r.n_real + r.n_synthetic for r in reports])
@@ -236,9 +230,12 @@ class Server:
 
     def _traffic(self, reports: Sequence[ClientReport]) -> dict[str, float]:
         """Bytes that the participants of a real federation would exchange: float32, updates as sent, 8 a scalar."""
+        kind = self.config.aggregation.buffers  # own statistics go up, to be evaluated with; fixed ones nowhere
         further_down, further_up = (
-            4 * (self.float_buffers + self.parameters * len(set(names) - set(self.algorithm.server_only)))
-            for names in (self.algorithm.broadcast, self.algorithm.summed)
+            4 * (self.float_buffers * sent + self.parameters * len(set(names) - set(self.algorithm.server_only)))
+            for names, sent in (
+                (self.algorithm.broadcast, kind == "average"), (self.algorithm.summed, kind != "global")
+            )
         )
         down = 4 * self.parameters + further_down
         up = self.config.update.bytes_up(self.parameters) + further_up

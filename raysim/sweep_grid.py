@@ -13,7 +13,7 @@ from raysim.errors import ConfigError
 from raysim.problems import nearest, show
 from raysim.yaml_io import parse_overrides, plain_copy, read_yaml
 
-SECTIONS = (*PLUGIN_SECTIONS, "update", "resources", "tracking", "output")
+SECTIONS = (*PLUGIN_SECTIONS, "update", "fine_tuning", "resources", "tracking", "output")
 METHOD = "method"
 _KEYS = ("base", "grid", "target_accuracy")
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raysim import rng
+from raysim import buffers, rng
 from raysim.flat_model import FlatModel, ImageScale
 from raysim.records import ByteArray, FloatArray, IntArray
 
@@ -81,6 +81,7 @@ class LocalAlgorithm(Protocol):
     broadcast: ClassVar[tuple[str, ...]]
     server_only: ClassVar[tuple[str, ...]]
 
+    def check(self, module: nn.Module, rule: Any, server: Any) -> None: ...
     def learning_rate(self, round_: int) -> float: ...
     def start(self, job: Job) -> None: ...
     def loss(self, job: Job, x: Tensor, y_B: Tensor) -> Tensor: ...
@@ -136,14 +137,18 @@ def train_client(
     scale: ImageScale,
     seed: int,
     bf16: bool = False,
+    fixed_statistics: bool = False,
 ) -> LocalResult:
     """Train `job.model` in place, from where it stands, on one client's samples.
 
     All randomness is keyed by (seed, round, client). The model is left in training mode with the client's parameters.
+    fixed_statistics: normalise with the running statistics as they are (`buffers: global`).
     """
     began = time.perf_counter()
     model, keys, device = job.model, (job.round, job.client), job.model.device
     model.module.train()
+    if fixed_statistics:
+        buffers.fix(model.module)
     images = torch.from_numpy(data.images).to(device)
     labels_N = torch.from_numpy(data.labels_N).to(device)
     augment_rng = rng.stream(seed, rng.AUGMENT, *keys) if scale.crop or scale.flip else None

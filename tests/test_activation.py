@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from raysim import models
-from raysim.activation import find_activation, measure_oui, measure_oui_by_layer
+from raysim.activation import find_activation, hookable_layer, measure_oui, measure_oui_by_layer
 from raysim.errors import UserError
 
 
@@ -134,6 +134,25 @@ def test_cnn_oui_equals_counting_on_the_pre_activation_itself():
         pre = model.body[:-1](x)
     s = (pre > 0).sum(0)
     assert measure_oui(model, x) == torch.minimum(s, 32 - s).double().mean().item() / 16
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [("cnn", {}), ("mlp", {}), ("lenet", {}), ("resnet18", {"norm": "batch"}), ("cnn", {"projection": 16})],
+)
+def test_naming_the_layer_found_gives_the_same_oui(name, keys):
+    """Also for the ReLU of ResNet, which runs twice in a block."""
+    model, x = build(name, **keys), torch.randn(8, 1, *((28, 28) if name == "lenet" else (12, 12)))
+    layer = hookable_layer(model, x)
+    assert layer == find_activation(model, x)[0].layer
+    assert measure_oui(model, x, [layer]) == measure_oui(model, x) > 0
+
+
+def test_an_activation_that_is_no_module_or_runs_again_later_cannot_be_named():
+    """The last run of the shared ReLU below comes after the classifier."""
+    assert hookable_layer(Spelt(functional.relu), HAND) == ""
+    relu = nn.ReLU()
+    assert hookable_layer(nn.Sequential(nn.Linear(2, 3), relu, nn.Linear(3, 2), relu), HAND) == ""
 
 
 def test_an_activation_after_the_classifier_is_not_hidden():

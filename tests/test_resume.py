@@ -27,7 +27,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "scaffold": {"local": {"name": "scaffold", "lr": 0.05}, "aggregation": {"name": "uniform"}},
     "moon": {"local": {"name": "moon", "lr": 0.05}},
     "feddyn": {"local": {"name": "feddyn", "lr": 0.05}, "aggregation": {"name": "uniform"}},
-    "batch normalisation": {"model": {"name": "tiny_models:batch_norm_cnn"}},
+    "own batch statistics": {
+        "model": {"name": "tiny_models:batch_norm_cnn"}, "aggregation": {"name": "fedavg", "buffers": "local"},
+    },
 }
 
 

@@ -28,7 +28,7 @@ class WorkerSetup:
 
     measure: statistics of a trained client beyond loss and norm, with their options, such as {"oui": {...}}.
     kept_bytes_limit: updates beyond this many bytes wait in the object store, which spills to disk.
-    update: what a client does to its update before it sends it.
+    update: what a client does to its update before it sends it.  buffers: average, local or global (`raysim.buffers`).
     """
 
     seed: int
@@ -39,6 +39,7 @@ class WorkerSetup:
     measure: dict[str, dict[str, Any]] = field(default_factory=dict)
     kept_bytes_limit: int = 1_000_000_000
     update: Update = field(default_factory=Update)
+    buffers: str = "average"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.engine.messages import PartialSum, Share
 from raysim.records import FloatArray
 
 PARAM_BITS = 40
@@ -48,6 +49,29 @@ class ExactSum:
         """Add weight * values, rounded once to the grid; `values` must have passed `within`."""
         torch.mul(values.to(torch.float64), weight * 2.0**self.bits, out=self._scratch)
         self.units.add_(self._scratch.round_())
+
+
+class UpdateSums:
+    """The running exact sums of one worker."""
+
+    def __init__(self, like: dict[str, Tensor]) -> None:
+        device = str(like["delta"].device)
+        self.sums = {
+            name: ExactSum(t.numel(), BUFFER_BITS if name == "buffers" else PARAM_BITS, device)
+            for name, t in like.items()
+            if name != "counters"
+        }
+        self.counters = like["counters"].clone()
+
+    def add(self, update: dict[str, Tensor], share: Share) -> None:
+        weights = {"delta": share.update, "buffers": share.buffers}
+        for name, running in self.sums.items():
+            running.add(update[name], weights.get(name, share.extra))
+        torch.maximum(self.counters, update["counters"], out=self.counters)
+
+    def result(self) -> PartialSum:
+        arrays = {name: s.units.cpu().numpy() for name, s in self.sums.items()}
+        return PartialSum(arrays.pop("delta"), arrays.pop("buffers"), self.counters.cpu().numpy(), arrays)
 
 
 def total(parts: list[FloatArray], bits: int) -> FloatArray:

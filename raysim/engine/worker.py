@@ -17,7 +17,10 @@ from raysim.update_options import RESIDUAL
 if TYPE_CHECKING:
     import torch
 
+    from raysim.engine.reduce import UpdateSums
     from raysim.evaluation import ChunkResult
+    from raysim.sections import FineTuning
+    from raysim.training import ClientData
 
 Answer = tuple[ClientReport | Failure, dict[str, Any] | None]
 """A client's report or failure, and its new state where the algorithm keeps one."""
@@ -47,19 +50,22 @@ class Worker:
     def configure(self, setup: WorkerSetup, split: Split, partition: Partition) -> None:
         """Build the model and take hold of the shared data."""
         from raysim.flat_model import FlatModel, ImageScale, build_model
+        from raysim.probe import Probe
 
         self.setup, self.split, self.partition = setup, split, partition
         module = build_model(setup.model.build, split.channels, split.image_size, split.classes, setup.seed)
         self.model = FlatModel(module, self.device)
         self.algorithm = setup.local.build()
+        self.probe = Probe(setup.measure["oui"], setup.seed) if "oui" in setup.measure else None
         self.scale = ImageScale(split.mean, split.std, "crop" in setup.augment, "flip" in setup.augment)
+        self.fixed_statistics = setup.buffers == "global"
         self._forget(-1)
 
     def _forget(self, round_: int) -> None:
         self.round = round_
         self.kept: dict[int, Any] = {}
         self.kept_bytes = 0
-        self.running: _Sums | None = None
+        self.running: UpdateSums | None = None
 
     # Training
 
@@ -67,6 +73,8 @@ class Worker:
         self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], shares: Sequence[Share] | None
     ) -> list[Answer]:
         """Train clients one after another; keep their updates, or add them to a running sum if `shares` are known."""
+        from raysim.engine.reduce import UpdateSums
+
         if round_ != self.round:
             self._forget(round_)
         answers: list[Answer] = []
@@ -82,7 +90,7 @@ class Worker:
                 self._keep(task.client, update)
             else:
                 if self.running is None:
-                    self.running = _Sums(update)
+                    self.running = UpdateSums(update)
                 self.running.add(update, shares[i])
             answers.append((report, client_state))
         return answers
@@ -92,16 +100,11 @@ class Worker:
     ) -> tuple[ClientReport, dict[str, "torch.Tensor"], dict[str, Any] | None]:
         import torch
 
-        from raysim.training import Job, client_data, train_client
+        from raysim import buffers
+        from raysim.training import Job, train_client
 
         k, seed = task.client, self.setup.seed
-        rows_N, labels_N = self.partition.client(k)
-        synthetic = None if task.synthetic is None else ray.get(task.synthetic)
-        noise_std = float(self.partition.input_noise_K[k])
-        noise_rng = rng.stream(seed, rng.MODIFIER, k) if noise_std else None
-        data = client_data(self.split.train_images, rows_N, labels_N, synthetic, task.quota_C, noise_std, noise_rng)
-        self.model.load(state)
-        kept = {} if task.state is None else _tensors(ray.get(task.state), self.device)
+        data, kept = self._load(task, state)
         residual_P = kept.pop(RESIDUAL, None)
         job = Job(
             self.model,
@@ -113,18 +116,39 @@ class Worker:
             extra={name: torch.from_numpy(v.copy()).to(self.device) for name, v in state.extra.items()},
             state=kept or None,
         )
-        result = train_client(job, self.algorithm, data, self.scale, seed, self.setup.bf16)
+        result = train_client(job, self.algorithm, data, self.scale, seed, self.setup.bf16, self.fixed_statistics)
         delta_P, residual_P, seen = self._send(self.model.params_P.detach() - job.start_P, residual_P, k)
         update = {"delta": delta_P, "buffers": self.model.buffers_F.clone(), "counters": self.model.counters.clone()}
         update.update({name: job.kept[name] for name in self.algorithm.summed})
         norm = _check(result.loss, update)
+        measured = self.probe.measure(self.model, self.scale, k, data, self.split) if self.probe else {}
         report = ClientReport(
             k, task.n_real, task.n_synthetic, result.steps, self.algorithm.effective_steps(job), result.loss, norm,
-            result.seconds, {**self._measure(k, data), **seen},
+            result.seconds, {**measured, **seen},
         )
-        after = result.state if residual_P is None else {**(result.state or kept), RESIDUAL: residual_P}
-        arrays = {name: t.cpu().numpy() for name, t in after.items()} if after is not None else None
-        return report, update, arrays
+        further = {} if residual_P is None else {RESIDUAL: residual_P}
+        if self.setup.buffers == "local":
+            further |= buffers.put_by(self.model)
+        if result.state is None and not further:
+            return report, update, None
+        after = {**(kept if result.state is None else result.state), **further}
+        return report, update, {name: t.cpu().numpy() for name, t in after.items()}
+
+    def _load(self, task: ClientTask, state: "ModelState") -> tuple["ClientData", dict[str, "torch.Tensor"]]:
+        """A client's samples and what it remembers, and the model where the client starts."""
+        from raysim import buffers
+        from raysim.training import client_data
+
+        k = task.client
+        rows_N, labels_N = self.partition.client(k)
+        synthetic = None if task.synthetic is None else ray.get(task.synthetic)
+        noise_std = float(self.partition.input_noise_K[k])
+        noise_rng = rng.stream(self.setup.seed, rng.MODIFIER, k) if noise_std else None
+        data = client_data(self.split.train_images, rows_N, labels_N, synthetic, task.quota_C, noise_std, noise_rng)
+        self.model.load(state)
+        kept = {} if task.state is None else _tensors(ray.get(task.state), self.device)
+        buffers.take_up(self.model, kept)
+        return data, kept
 
     def _send(
         self, delta_P: "torch.Tensor", residual_P: "torch.Tensor | None", client: int
@@ -137,32 +161,6 @@ class Worker:
             return delta_P, None, {}
         _check(0.0, {"delta": delta_P})  # before the largest values of something that is not finite are chosen
         return send(delta_P, residual_P, options, self.setup.seed, self.round, client)
-
-    def _measure(self, k: int, data: Any) -> dict[str, float]:
-        """Statistics of the trained client; they read the model and change nothing."""
-        spec = self.setup.measure.get("oui")
-        if spec is None:
-            return {}
-        import torch
-
-        from raysim.activation import measure_oui, measure_oui_by_layer
-
-        size = spec["probe_size"]
-        if spec["probe"] == "shared":
-            n = len(self.split.train_images)
-            rows = rng.stream(self.setup.seed, rng.PROBE).choice(n, size, replace=n < size)
-            images = self.split.train_images[rows]
-        else:
-            n = data.n_real or len(data.images)  # a client with synthetic samples alone is probed on those
-            rows = rng.stream(self.setup.seed, rng.PROBE, k).choice(n, size, replace=n < size)
-            images = data.images[rows]
-        probe = self.scale(torch.from_numpy(images).to(self.device), self.model.channels_last)
-        layers = spec["layers"]
-        if layers is None or len(layers) == 1:
-            return {"oui": measure_oui(self.model.module, probe, layers)}
-        by_layer = measure_oui_by_layer(self.model.module, probe, layers)
-        mean = sum(by_layer.values()) / len(by_layer)
-        return {"oui": mean, **{f"oui.{layer}": oui for layer, oui in by_layer.items()}}
 
     def _keep(self, client: int, update: dict[str, "torch.Tensor"]) -> None:
         size = sum(t.numel() * t.element_size() for t in update.values())
@@ -195,11 +193,12 @@ class Worker:
 
     def partial_sum(self, clients: Sequence[int], shares: Sequence[Share]) -> PartialSum:
         """This worker's part of the sums over the given clients, all of which it trained in this round."""
+        from raysim.engine.reduce import UpdateSums
+
         if self.running is not None:
             sums, self.running = self.running, None
             return sums.result()
-        first = self._kept(clients[0])
-        sums = _Sums(first)
+        sums = UpdateSums(self._kept(clients[0]))
         for k, share in zip(clients, shares, strict=True):
             sums.add(self._kept(k), share)
         return sums.result()
@@ -215,6 +214,20 @@ class Worker:
         return evaluate_chunks(
             self.model, split.test_images, split.test_labels_N, split.classes, self.scale, which
         )
+
+    def tune(
+        self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], counts_KC: IntArray, options: "FineTuning"
+    ) -> list[FloatArray]:
+        """Accuracy of each class after each of these clients has trained the global model on its own samples."""
+        from raysim.tuning import tune, tuned_accuracy
+
+        answers = []
+        for task, counts_C in zip(tasks, counts_KC, strict=True):
+            data, _ = self._load(task, state)
+            key = self.setup.seed, round_, task.client
+            tune(self.model, data, self.scale, options, *key, fixed_statistics=self.fixed_statistics)
+            answers.append(tuned_accuracy(self.model, self.split, self.scale, counts_C, options))
+        return answers
 
     def generate(self, plugin: Plugin, labels_B: IntArray, seeds_B: IntArray) -> ByteArray:
         """Make one image per label and seed; the generator is built at its first use and stays until `release`."""
@@ -234,33 +247,6 @@ class Worker:
     def release_generator(self) -> None:
         """Give the generator's memory back."""
         self.generator = None
-
-
-class _Sums:
-    """The running exact sums of one worker."""
-
-    def __init__(self, like: dict[str, "torch.Tensor"]) -> None:
-        from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, ExactSum
-
-        device = str(like["delta"].device)
-        self.sums = {
-            name: ExactSum(t.numel(), BUFFER_BITS if name == "buffers" else PARAM_BITS, device)
-            for name, t in like.items()
-            if name != "counters"
-        }
-        self.counters = like["counters"].clone()
-
-    def add(self, update: dict[str, "torch.Tensor"], share: Share) -> None:
-        import torch
-
-        weights = {"delta": share.update, "buffers": share.buffers}
-        for name, running in self.sums.items():
-            running.add(update[name], weights.get(name, share.extra))
-        torch.maximum(self.counters, update["counters"], out=self.counters)
-
-    def result(self) -> PartialSum:
-        arrays = {name: s.units.cpu().numpy() for name, s in self.sums.items()}
-        return PartialSum(arrays.pop("delta"), arrays.pop("buffers"), self.counters.cpu().numpy(), arrays)
 
 
 class _Diverged(Exception):

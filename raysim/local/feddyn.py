@@ -1,14 +1,16 @@
 """FedDyn (arXiv 2111.04263)."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import numpy as np
 from pydantic import Field
 
+from raysim.errors import UserError
 from raysim.local.sgd import sgd
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from raysim.records import FloatArray
     from raysim.training import Job
@@ -33,6 +35,13 @@ class feddyn(sgd):
     broadcast: ClassVar[tuple[str, ...]] = ("h",)
     summed: ClassVar[tuple[str, ...]] = ("drift",)
     server_only: ClassVar[tuple[str, ...]] = ("h", "drift")
+
+    def check(self, module: "nn.Module", rule: Any, server: Any) -> None:  # noqa: ARG002
+        """Raises UserError for a rule that is no mean and a server that changes the step: w_{t+1} is set here."""
+        if self.alpha and (server.init(1) or server.step({}, np.ones(1))[1] != 1):
+            raise UserError("server.name: FedDyn sets the next model itself, to mean w_k - h / alpha; use sgd, lr 1")
+        if self.alpha and "effective_steps" in rule.needs:
+            raise UserError("aggregation.name: FedDyn needs a mean, and FedNova's weights do not sum to 1; use uniform")
 
     def start(self, job: "Job") -> None:
         """g_k of the client's last participation."""

@@ -10,7 +10,7 @@ from raysim.errors import UserError
 from raysim.local.sgd import sgd
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from raysim.training import Job
 
@@ -32,13 +32,16 @@ class moon(sgd):
     mu: Annotated[float, Field(ge=0, allow_inf_nan=False, description="weight of the contrastive loss")] = 1.0
     tau: Annotated[float, Field(gt=0, allow_inf_nan=False, description="temperature")] = 0.5
 
-    def start(self, job: "Job") -> None:
-        """Load the global model and the client's previous one into two frozen copies, which the worker keeps."""
-        if not (hasattr(job.model.module, "features") and hasattr(job.model.module, "classifier")):
+    def check(self, module: "nn.Module", rule: Any, server: Any) -> None:  # noqa: ARG002
+        """Raises UserError for a model without features to compare."""
+        if not (hasattr(module, "features") and hasattr(module, "classifier")):
             raise UserError(
-                f"local.name = moon: the model {type(job.model.module).__name__} (model.name) has no `features(x)` and "
+                f"local.name = moon: the model {type(module).__name__} (model.name) has no `features(x)` and "
                 "`classifier(z)`; use one of raysim's own models, or give it both"
             )
+
+    def start(self, job: "Job") -> None:
+        """Load the global model and the client's previous one into two frozen copies, which the worker keeps."""
         if self.mu and job.state is not None:
             job.kept["global"] = job.model.frozen("global", job.model.snapshot())
             job.kept["previous"] = job.model.frozen("previous", job.state)

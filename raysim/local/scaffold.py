@@ -28,6 +28,7 @@ class scaffold(sgd):
 
     With momentum, if allowed, ||a||_1 (`effective_steps`) takes the place of the steps: c_k+ is then still a mean of
     the client's own gradients, though no longer an evenly weighted one, and the paper's theory does not cover it.
+    `clip` is refused: it would cut the corrected gradient, and c_k+ would not be a mean of gradients at all.
     """
 
     allow_momentum: Annotated[bool, Field(description="accept `momentum`, which the method was not made for")] = False
@@ -36,8 +37,13 @@ class scaffold(sgd):
     summed: ClassVar[tuple[str, ...]] = ("c_change",)
 
     def __post_init__(self) -> None:
-        """Raises UserError for momentum that is not explicitly allowed."""
+        """Raises UserError for momentum that is not explicitly allowed, and for gradient clipping."""
         super().__post_init__()
+        if self.clip is not None:
+            raise UserError(
+                f"local.clip = {self.clip}: it would cut SCAFFOLD's corrected gradients, from which its control "
+                "variates are worked out; set it to null"
+            )
         if self.momentum and not self.allow_momentum:
             raise UserError(
                 f"local.momentum = {self.momentum}: SCAFFOLD's control variates are made for plain SGD; "

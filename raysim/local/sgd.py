@@ -1,14 +1,14 @@
 """Plain local SGD: every hook of the local loop with its default. Other algorithms override what they change."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from raysim.local.schedule import Schedule
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from raysim.records import FloatArray
     from raysim.training import Job
@@ -41,6 +41,9 @@ class sgd:
     def __post_init__(self) -> None:
         """Raises UserError for keys that do not fit together."""
         self.schedule.check()
+
+    def check(self, module: "nn.Module", rule: Any, server: Any) -> None:
+        """Raises UserError for a model, aggregation rule or server optimiser that the algorithm cannot work with."""
 
     def learning_rate(self, round_: int) -> float:
         """The learning rate of a round (counted from 1), the same for every client.

@@ -25,7 +25,16 @@ METHODS: dict[str, dict[str, Any]] = {
     },
 }
 METHODS |= {
-    "scaffold": {"local": {"name": "scaffold", "lr": 0.05}, "aggregation": {"name": "uniform"}},
+    "scaffold with images and fine-tuning": {
+        "local": {"name": "scaffold", "lr": 0.05}, "aggregation": {"name": "uniform"},
+        "allocation": {"name": "fedeas", "total": 20},
+        "generator": {"name": "ddpm", "steps": 3, "batch_size": 16},
+        "fine_tuning": {"every": 2},
+    },
+    "fedprox with fedoui and own statistics": {
+        "local": {"name": "fedprox", "mu": 0.1, "lr": 0.05}, "aggregation": {"name": "fedoui", "buffers": "local"},
+        "model": {"name": "tiny_models:batch_norm_cnn"},
+    },
     "moon with fednova": {"local": {"name": "moon", "lr": 0.05}, "aggregation": {"name": "fednova"}},
     "feddyn": {"local": {"name": "feddyn", "lr": 0.05}, "aggregation": {"name": "uniform"}},
     "adamw with images": {

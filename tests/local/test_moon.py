@@ -202,5 +202,6 @@ def test_frozen_models_have_no_gradient_do_not_move_and_do_not_pile_up():
 
 
 def test_a_model_without_features_is_refused():
+    moon().check(network(), uniform(), None)
     with pytest.raises(UserError, match=r"local\.name = moon: the model Scalar \(model\.name\) has no `features"):
-        train(moon(), FlatModel(Scalar()), samples(2))
+        moon().check(Scalar(), uniform(), None)

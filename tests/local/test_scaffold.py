@@ -116,6 +116,11 @@ def test_momentum_is_refused_unless_allowed():
     scaffold(momentum=0.9, allow_momentum=True)
 
 
+def test_clipping_is_refused_because_the_variates_come_from_the_corrected_steps():
+    with pytest.raises(UserError, match=r"local\.clip = 1\.0.*set it to null"):
+        scaffold(clip=1.0)
+
+
 def test_with_momentum_the_variate_of_a_constant_gradient_is_that_gradient():
     """f(x) = 2 x: 3 steps of momentum 0.9 move by -lr * 2 * 5.61; over ||a||_1 lr that is 2 (over 3 lr: 3.74)."""
 
