@@ -9,6 +9,7 @@ import torch
 
 from raysim.config import AggregationSection, Config, Section, load_config
 from raysim.engine.messages import Plugin, WorkerSetup
+from raysim.engine.versions import installed
 from raysim.errors import UserError
 from raysim.flat_model import FlatModel, build_model
 from raysim.prepare import Prepared
@@ -128,5 +129,5 @@ def worker_setup(config: Config, rule: Any) -> WorkerSetup:
     return WorkerSetup(
         config.seed, plugin("model", config.model), plugin("local", config.local), tuple(config.data.augment),
         config.resources.precision == "bf16", measures(config.aggregation, rule),
-        update=config.update, buffers=config.aggregation.buffers,
+        update=config.update, buffers=config.aggregation.buffers, versions=installed(),
     )

@@ -22,11 +22,21 @@ def commands() -> None:
     """
 
 
+def _as_override(_: click.Context, __: click.Parameter, address: str | None) -> tuple[str, ...]:
+    return () if address is None else (f"resources.address={address}",)
+
+
+_address = click.option(
+    "--address", metavar="HOST:PORT", callback=_as_override, help="A running Ray cluster: auto, or its address."
+)
+
+
 @commands.command()
 @click.argument("config", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--resume", is_flag=True, help="Go on with the newest run of this configuration, where it stopped.")
-def run(config: str, overrides: tuple[str, ...], resume: bool) -> None:
+@_address
+def run(config: str, overrides: tuple[str, ...], resume: bool, address: tuple[str, ...]) -> None:
     """Run one experiment: deal out the data, make synthetic images, train the clients, aggregate.
 
     CONFIG is a YAML file. KEY=VALUE changes single keys, such as allocation.beta=8 or seed=3.
@@ -35,7 +45,7 @@ def run(config: str, overrides: tuple[str, ...], resume: bool) -> None:
     click.echo(f"raysim: reading {config}")  # before the imports, which take seconds
     from raysim.runner import run as run_experiment
 
-    click.echo(run_experiment(config, overrides, resume=resume).directory)
+    click.echo(run_experiment(config, (*overrides, *address), resume=resume).directory)
 
 
 @commands.command()
@@ -88,7 +98,8 @@ def plan(
 @commands.command()
 @click.argument("file", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-def sweep(file: str, overrides: tuple[str, ...]) -> None:
+@_address
+def sweep(file: str, overrides: tuple[str, ...], address: tuple[str, ...]) -> None:
     """Run every combination of a grid on one Ray, and tabulate mean and standard deviation over seeds.
 
     FILE is a YAML file with `base`, a configuration, and `grid`, lists of values for its keys; KEY=VALUE changes the
@@ -96,9 +107,25 @@ def sweep(file: str, overrides: tuple[str, ...]) -> None:
     """
     from raysim.sweep import sweep as run_sweep
 
-    result = run_sweep(file, overrides)
+    result = run_sweep(file, (*overrides, *address))
     click.echo(result.directory)
     result.check()
+
+
+@commands.command()
+@click.argument("config", type=click.Path(), required=False)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@_address
+def doctor(config: str | None, overrides: tuple[str, ...], address: tuple[str, ...]) -> None:
+    """Show what this machine or cluster has, what would run where, and what is wrong, in one screen.
+
+    With CONFIG, also whether that configuration would start here. Exit code 2 if something is wrong.
+    """
+    from raysim.doctor import examine
+
+    report = examine(config, (*overrides, *address))
+    click.echo("\n".join(report.lines()))
+    sys.exit(2 if report.wrong else 0)
 
 
 @commands.group()

@@ -1,11 +1,14 @@
 """What a run says about itself, on the terminal and to the tracker."""
 
+from pathlib import Path
 from typing import Any
 
 from raysim.allocation import fedeas, full
 from raysim.config import Config
 from raysim.display import Display
+from raysim.engine.placement import Placement
 from raysim.engine.store import capacity_bytes
+from raysim.lasting import lasting_folder
 from raysim.prepare import Prepared
 from raysim.records import Synthetic
 
@@ -24,6 +27,14 @@ def say_plan(display: Display, config: Config, prepared: Prepared) -> None:
             f"for comparison: fedeas (beta 12) would ask for {int(fedeas(counts_KC, beta=12.0).sum()):,} images, full "
             f"balance for {int(full(counts_KC).sum()):,}"
         )
+
+
+def say_start(display: Display, placement: Placement | None, directory: Path) -> None:
+    """What is about to start, where that is known; and where the results go, if not to the working directory."""
+    if placement:
+        display.line(f"to start: {placement}")
+    if lasting_folder() != Path.cwd():
+        display.line(f"note: Ray deletes this job's working directory; results go to {directory}")
 
 
 def store_note(prepared: Prepared, synthetic: Synthetic) -> list[str]:

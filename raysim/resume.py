@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -10,6 +9,7 @@ import yaml
 from raysim import checkpoint
 from raysim.config import Config
 from raysim.errors import UserError
+from raysim.lasting import lasting
 from raysim.run_directory import RunDirectory
 
 MAY_CHANGE = ("rounds", "tracking", "output", "resources")
@@ -20,7 +20,7 @@ def find(config: Config, name: str, say: Callable[[str], object] = lambda _: Non
 
     Raises UserError where there is none; if the newest run of the same name differs, the message says in which keys.
     """
-    root = Path(config.output.dir).expanduser().absolute()
+    root = lasting(config.output.dir)
     found = checkpoint.find_runs(root, config.hash(), say)
     if found:
         newest = RunDirectory(found[0])

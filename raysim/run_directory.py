@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from raysim import checkpoint
 from raysim.config import Config
 from raysim.errors import UserError
+from raysim.lasting import lasting
 from raysim.records import ClientRows, IntArray, MetricRows, Partition
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class RunDirectory:
     def create(cls, config: Config, name: str) -> "RunDirectory":
         """A new folder in `output.dir`, named after the configuration and the time."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        path = Path(config.output.dir).expanduser().absolute() / f"{name}-{stamp}-{uuid.uuid4().hex[:4]}"
+        path = lasting(config.output.dir) / f"{name}-{stamp}-{uuid.uuid4().hex[:4]}"
         try:
             (path / "figures").mkdir(parents=True)
         except OSError as error:

@@ -18,7 +18,7 @@ from raysim.engine.session import Session, placement_before_start
 from raysim.engine.store import put
 from raysim.errors import UserError
 from raysim.interrupts import Signals
-from raysim.narration import say_plan, store_note, totals, tracked
+from raysim.narration import say_plan, say_start, store_note, totals, tracked
 from raysim.prepare import Prepared, prepare
 from raysim.records import Split, Synthetic
 from raysim.run_directory import RunDirectory
@@ -114,8 +114,7 @@ class _Run:
             if not earlier:  # or the next --resume would find this run in place of one that did something
                 shutil.rmtree(directory.path, ignore_errors=True)
             raise
-        if placement:
-            display.line(f"to start: {placement}")
+        say_start(display, placement, directory.path)
         seconds = {"prepare": time.monotonic() - began}
         return cls(config, display, signals, directory, identity, prepared, parts, tracker, began, resumed, seconds)
 
@@ -181,7 +180,7 @@ class _Run:
             self.signals.listen()
             try:
                 self.signals.check()
-                pool = session.pool(self.config.resources)
+                pool = session.pool(self.config.resources, self.display.line)
                 self.display.line(f"{session.where}; {pool.placement}")
                 self.seconds["start"] = time.monotonic() - began
                 return self._phases(pool)
@@ -213,7 +212,8 @@ class _Run:
         )
         state = self._rounds(server)
         if pool.lost:
-            self.notes.append(f"{pool.lost} workers were lost and replaced; their unfinished work was done again")
+            again = f"their unfinished work was done again ({pool.lost_s:.1f} s of it)"
+            self.notes.append(f"{pool.lost} workers were lost and replaced; {again}")
         self.seconds.update(server.seconds)
         return self._finish(state, synthetic)
 

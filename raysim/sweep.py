@@ -21,6 +21,7 @@ from raysim.display import Display, duration
 from raysim.engine.session import Session
 from raysim.errors import ConfigError, RayLost, RunError, UserError
 from raysim.interrupts import Signals
+from raysim.lasting import lasting
 from raysim.prepare import load_split, prepare
 from raysim.records import Split
 from raysim.run_directory import RunDirectory
@@ -195,7 +196,7 @@ def _directory(grid: Grid) -> Path:
     """The folder of this sweep: the same whenever the same cells are run."""
     cells = [[cell.name, cell.config.hash(), cell.config.rounds] for cell in grid.cells]
     digest = hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:8]
-    path = Path(grid.cells[0].config.output.dir).expanduser().absolute() / f"sweep-{grid.name}-{digest}"
+    path = lasting(grid.cells[0].config.output.dir) / f"sweep-{grid.name}-{digest}"
     try:
         (path / "cells").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -211,7 +212,7 @@ def _write_cell(directory: Path, cell: Cell) -> Path:
 
 
 def _runs(config: Config) -> list[RunDirectory]:
-    root = Path(config.output.dir).expanduser().absolute()
+    root = lasting(config.output.dir)
     return [RunDirectory(path) for path in find_runs(root, config.hash())]
 
 

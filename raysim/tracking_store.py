@@ -18,6 +18,7 @@ from typing import Any
 
 from raysim import __version__
 from raysim.errors import UserError
+from raysim.lasting import lasting_folder
 
 VALUE_CHARACTERS = 1000  # of a parameter or tag; MLflow's own limits are 6,000 and 8,000
 DATABASES = ("postgresql", "mysql", "mssql")
@@ -35,7 +36,7 @@ def check_uri(uri: str) -> str:
     if uri == "auto":
         uri = os.environ.get("MLFLOW_TRACKING_URI", "")
         key = "tracking.uri: auto, and MLFLOW_TRACKING_URI" if uri else key
-        uri = uri or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
+        uri = uri or f"sqlite:///{lasting_folder() / 'mlflow.db'}"
     scheme = uri.split(":", 1)[0].lower() if re.match(r"[A-Za-z][\w+.-]+:", uri) else ""
     if uri == "none" or scheme in ("http", "https") or scheme.split("+")[0] in DATABASES:
         return uri

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raysim.data.decode import decode_images
+from raysim.data.remote import is_url, local_copy
 from raysim.errors import UserError
 from raysim.records import ByteArray, IntArray
 
@@ -19,7 +20,9 @@ _LABEL_COLUMNS = ("label", "fine_label")
 
 
 def existing(path: str) -> Path:
-    """The path, which must exist; a UserError names `data.path` and where it was looked for."""
+    """The path, or a copy of what is at a URL; it must exist. A UserError names `data.path` and where it looked."""
+    if is_url(path):
+        return local_copy(path)
     found = Path(path).expanduser()
     if not found.exists():
         raise UserError(f"data.path = {path!r}: {found.absolute()} does not exist; give the path of the data")

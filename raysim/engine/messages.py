@@ -29,6 +29,7 @@ class WorkerSetup:
     measure: statistics of a trained client beyond loss and norm, with their options, such as {"oui": {...}}.
     kept_bytes_limit: updates beyond this many bytes wait in the object store, which spills to disk.
     update: what a client does to its update before it sends it.  buffers: average, local or global (`raysim.buffers`).
+    versions: of the driver's packages, which every worker must have too.
     """
 
     seed: int
@@ -40,6 +41,7 @@ class WorkerSetup:
     kept_bytes_limit: int = 1_000_000_000
     update: Update = field(default_factory=Update)
     buffers: str = "average"
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,13 @@ def local_node() -> Node:
     return Node("this machine", len(os.sched_getaffinity(0)), torch.cuda.device_count())
 
 
+def capacity(node: Node, share: float) -> int:
+    """How many workers with this share of a GPU (0: none, but a CPU core) fit on a node."""
+    if share == 0:
+        return node.cpus
+    return node.gpus * math.floor(1 / share + 1e-9) if share <= 1 else node.gpus // int(share)
+
+
 def place(
     nodes: Sequence[Node], workers: Literal["auto"] | int, share: Literal["auto"] | float, more_than_cores: bool = False
 ) -> Placement:
@@ -65,23 +72,25 @@ def _place(
 ) -> Placement:
     if share == 0:
         cores = sum(n.cpus for n in nodes)
+        if cores == 0:
+            raise UserError(f"no node has a CPU core for a worker ({where}); add nodes, or leave out --num-cpus=0")
         if workers != "auto" and workers > cores and not more_than_cores:
             raise UserError(
                 f"resources.workers = {workers}: each worker takes a CPU core, and there are {cores} ({where}); set it "
                 f"to at most {cores}"
             )
-        return Placement(max(1, cores) if workers == "auto" else workers, 0.0)
+        return Placement(cores if workers == "auto" else workers, 0.0)
     if gpus == 0:
         raise UserError(f"resources.gpus_per_worker = {share:g}: no GPU was found ({where}); set it to 0 to run on CPU")
     if share > 1 and share != int(share):
         raise UserError(f"resources.gpus_per_worker = {share:g}: shares above 1 must be whole numbers of GPUs")
-    per_gpu = math.floor(1 / share + 1e-9) if share <= 1 else 0
-    fit = sum(n.gpus * per_gpu if share <= 1 else n.gpus // int(share) for n in nodes)
+    fit = sum(capacity(n, share) for n in nodes)
     if fit == 0:
         raise UserError(f"resources.gpus_per_worker = {share:g}: no node has that many GPUs ({where})")
     if workers == "auto":
         return Placement(fit, share)
     if workers > fit:
+        per_gpu = capacity(Node("", 0, 1), share)
         packs = f"one GPU holds floor(1 / {share:g}) = {per_gpu}" if share <= 1 else f"each takes {share:g} GPUs"
         raise UserError(
             f"resources.workers = {workers} with gpus_per_worker = {share:g} do not fit: {packs}, so {fit} fit in all "

@@ -1,14 +1,15 @@
 """The pool of workers: hands out work longest first, two calls in flight per worker, and replaces workers that die."""
 
+import re
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from raysim.config import Resources
 from raysim.engine.liveness import check_ray
@@ -18,6 +19,7 @@ from raysim.errors import RunError, UserError
 
 IN_FLIGHT = 2
 LOOK_S = 1.0  # between looks at whether Ray itself is still there
+ROOM_S = 5.0  # between looks at what the cluster has room for
 START_FAILURES = 10  # workers that may die one after another while none is up
 
 
@@ -46,6 +48,7 @@ class _Member:
     ready_ref: Any
     ready: bool = False
     calls: deque[_Call] = field(default_factory=deque)
+    node: str = ""  # its address, once it is ready
     since: float = 0.0  # when the call at the head of `calls` began, or the start of the process
 
 
@@ -59,8 +62,11 @@ class Pool:
     def __init__(self, placement: Placement, resources: Resources) -> None:
         self.placement, self.resources = placement, resources
         self.members: dict[int, _Member] = {}
-        self.lost = 0
-        self._next_id, self._failed_starts, self._looked_at = 0, 0, 0.0
+        self.lost, self.lost_s = 0, 0.0
+        self.wanted = placement.workers
+        self._room: Callable[[], int] | None = None
+        self._say: Callable[[str], None] = lambda _: None
+        self._next_id, self._failed_starts, self._looked_at, self._measured_at = 0, 0, 0.0, 0.0
         self._configuration: tuple[Any, ...] | None = None
         gpu = placement.gpus_per_worker
         self._factory: Any = ray.remote(Worker).options(
@@ -68,6 +74,13 @@ class Pool:
         )
         for _ in range(placement.workers):
             self._start()
+
+    def begin_run(
+        self, resources: Resources, room: Callable[[], int] | None, say: Callable[[str], None]
+    ) -> None:
+        """Take a run's settings.  room: how many workers there should be, asked every ROOM_S; None: always as many."""
+        self.resources, self._room, self._say = resources, room, say
+        self.lost, self.lost_s = 0, 0.0
 
     def configure(self, *arguments: Any) -> None:
         """Send `Worker.configure(*arguments)` to every worker, and to each that joins later before anything else."""
@@ -149,34 +162,60 @@ class Pool:
 
     def _wait(self) -> list[tuple[_Member, Any]]:
         """Wait up to a second; (member, answer or _Lost) for each call that has ended, dead members replaced."""
-        busy = [m for m in self.members.values() if m.calls or not m.ready]
-        waiting = {m.calls[0].ref if m.ready else m.ready_ref: m for m in busy}
         now = time.monotonic()
         if now > self._looked_at + LOOK_S:
             check_ray()
             self._looked_at = now
+        self._follow_the_cluster()
+        busy = [m for m in self.members.values() if m.calls or not m.ready]
+        waiting = {m.calls[0].ref if m.ready else m.ready_ref: m for m in busy}
         patience = min(LOOK_S, min(m.since + self._limit(m) for m in waiting.values()) - now)
         done, _ = ray.wait(list(waiting), num_returns=1, timeout=max(0.0, patience))
         if done and len(waiting) > 1:
             done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
         events: list[tuple[_Member, Any]] = []
+        joined = False
         for ref in done:
             member = waiting[ref]
             try:
                 outcome = ray.get(ref)
             except RayActorError as error:
-                outcome = self._bury(member, f"its worker died ({_first_line(error)})")
+                outcome = self._bury(member, _cause(error))
+            except ObjectLostError as error:  # done, but the answer was lost with its node
+                outcome = self._bury(member, f"its answer was lost ({_first_line(error)})")
             except RayTaskError as error:
                 raise _plain(error, member.calls[0].items if member.calls else []) from None
             if not member.ready and not isinstance(outcome, _Lost):
-                member.ready, self._failed_starts = True, 0
+                member.ready, member.node, self._failed_starts = True, str(outcome), 0
+                joined = True
             elif member.calls or isinstance(outcome, _Lost):
                 events.append((member, outcome))
         now = time.monotonic()
         for ref, member in waiting.items():
             if ref not in done and now > member.since + self._limit(member):
                 events.append((member, self._bury(member, f"it took longer than {self._limit(member):g} s")))
+        if joined and self._room is not None:
+            self._say(self.whereabouts())
         return events
+
+    def whereabouts(self) -> str:
+        """How many workers are up, and where."""
+        nodes = Counter(m.node for m in self.members.values() if m.ready)
+        where = ", ".join(f"{node}: {count}" for node, count in sorted(nodes.items()))
+        return f"{sum(nodes.values())} of {self.wanted} workers are up ({where})"
+
+    def _follow_the_cluster(self) -> None:
+        """Start workers where nodes joined; take back those that wait for nodes that are gone."""
+        now = time.monotonic()
+        if self._room is None or now < self._measured_at + ROOM_S:
+            return
+        self._measured_at, self.wanted = now, self._room()
+        while len(self.members) < self.wanted:
+            self._start()
+        waiting = [m for m in reversed(self.members.values()) if not m.ready and not m.calls]
+        for member in waiting[: len(self.members) - self.wanted]:
+            del self.members[member.id]
+            ray.kill(member.actor)
 
     def _limit(self, member: _Member) -> float:
         if not member.ready:
@@ -187,13 +226,17 @@ class Pool:
         """Forget a worker, make sure that it is dead, and start another in its place."""
         check_ray()
         del self.members[member.id]
-        self.lost += 1
         ray.kill(member.actor)
-        if not member.ready:
+        if member.ready:
+            self.lost += 1
+            self.lost_s += time.monotonic() - member.since
+            self._say(f"a worker on {member.node} is lost, its work is done again: {cause}")
+        else:
             self._failed_starts += 1
             if self._failed_starts > START_FAILURES and not any(m.ready for m in self.members.values()):
                 raise RunError(f"{self._failed_starts} workers in a row did not start; the last: {cause}")
-        self._start()
+        if len(self.members) < self.wanted:
+            self._start()
         return _Lost(cause)
 
     def _requeue(self, member: _Member, cause: str) -> list[Item]:
@@ -241,6 +284,16 @@ def _plain(error: RayTaskError, items: list[Item]) -> Exception:
         return UserError(str(cause))
     what = items[0].name if items else "a call to a worker"
     return RunError(f"{what} failed: {type(cause).__name__}: {cause}")
+
+
+def _cause(error: RayActorError) -> str:
+    """Why a worker died; RunError where it cannot start at all, as on a node that lacks a package."""
+    text = str(error).strip()
+    if "creation task" in text:
+        where = re.search(r"\bip=([\w.:]+)", text)
+        last = text.splitlines()[-1].strip()
+        raise RunError(f"a worker cannot start{f' on {where[1].rstrip(chr(44))}' if where else ''}: {last}") from None
+    return f"its worker died ({_first_line(error)})"
 
 
 def _first_line(error: RayError) -> str:

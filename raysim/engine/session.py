@@ -9,14 +9,16 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from raysim.config import Resources
+from raysim.engine.cluster import place_on_cluster, room, survey
 from raysim.engine.liveness import lost_part
-from raysim.engine.placement import Node, Placement, local_node, place
+from raysim.engine.placement import Placement, local_node, place
 from raysim.engine.pool import Pool
 from raysim.errors import RunError, UserError
 from raysim.interrupts import Interrupted
@@ -25,6 +27,8 @@ START_ATTEMPTS = 2
 _PREFIX = "raysim-ray-"
 # No report to Ray's makers; no record of every call ever made, which would grow with the run.
 _RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_task_events_report_interval_ms": "0"}
+# How every gRPC server is greeted: the preface of HTTP/2 and an empty SETTINGS frame; it answers with SETTINGS, type 4.
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 
 
@@ -61,27 +65,48 @@ def _remove(folder: str) -> None:
 def placement_before_start(resources: Resources) -> Placement | None:
     """What would run where, if that is known before Ray starts: here, or on the cluster this process has joined.
 
-    None where a cluster is yet to be joined.  Raises UserError for what does not fit.
+    None where a cluster, or its nodes, are yet to be joined.  Raises UserError for what does not fit.
     """
     if ray.is_initialized():
-        return _place_on_cluster(resources)
+        cluster = survey()
+        if cluster.unknown:
+            return None
+        return place([*cluster.nodes, *cluster.to_come], resources.workers, resources.gpus_per_worker)
     if resources.address or os.environ.get("RAY_ADDRESS"):
         return None
     return place([local_node()], resources.workers, resources.gpus_per_worker, more_than_cores=True)
 
 
 def _knock(address: str, source: str) -> None:
-    """Raise UserError if nothing listens at `host:port`; Ray itself would wait for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    """Raise UserError for an address that cannot work, or where nothing listens; Ray itself would wait for minutes."""
+    if "://" in address:
+        raise UserError(
+            f"{address} (from {source}) would put the driver far from the cluster's memory; give `auto` or HOST:6379 "
+            "on a machine of the cluster, or send the run there with `ray submit`, or with "
+            "`ray job submit --working-dir . -- python -m raysim run ...`"
+        )
+    host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except OSError as error:
-        raise UserError(
-            f"no Ray cluster answers at {address} (from {source}): {error}; start one with `ray start --head`, correct "
-            "the address, or leave it out to run on this machine"
-        ) from error
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=10) as connection:
+            connection.settimeout(10)
+            if os.environ.get("RAY_USE_TLS", "0") != "1":
+                connection.sendall(_HTTP2_HELLO)
+                if connection.recv(9)[3:4] != b"\x04":
+                    raise OSError("what listens there is not Ray")
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(address, source, error) from error
+
+
+def _no_cluster(address: str, source: str, error: Exception) -> UserError:
+    cause = " ".join(str(error).split())
+    if "ersion mismatch" in cause:
+        return UserError(f"Ray cluster {address} (from {source}): {cause}; install the same versions on every node")
+    return UserError(
+        f"no Ray cluster answers at {address} (from {source}): {cause[:300]}; start one with `ray start --head`, "
+        "correct the address, or leave it out to run on this machine"
+    )
 
 
 class Session:
@@ -94,6 +119,7 @@ class Session:
 
     def __init__(self, resources: Resources) -> None:
         self.where = ""
+        self._joined = True
         self._resources = resources
         self._stack = contextlib.ExitStack()
         self._pool: Pool | None = None
@@ -119,6 +145,7 @@ class Session:
         if address:
             return self._join(address)
         self._start()
+        self._joined = False
         return "Ray started on this machine"
 
     def __exit__(self, *_: object) -> None:
@@ -162,20 +189,22 @@ class Session:
         try:
             context: Any = ray.init(address=address, **_QUIET)
         except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
-            raise UserError(
-                f"no Ray cluster answers at {address} (from {source}): {str(error).splitlines()[0]}; start one with "
-                "`ray start --head`, correct the address, or leave it out to run on this machine"
-            ) from error
-        return f"Ray cluster {context.address_info['gcs_address']} (from {source})"
+            raise _no_cluster(address, source, error) from error
+        where = f"Ray cluster {context.address_info['gcs_address']} (from {source})"
+        return f"{where}, its dashboard through ssh: ray dashboard CLUSTER_FILE" if context.dashboard_url else where
 
-    def pool(self, resources: Resources) -> Pool:
-        """Workers for a run: those of the run before, if they are of the same kind, else new ones."""
-        placement = _place_on_cluster(resources)
+    def pool(self, resources: Resources, say: Callable[[str], None] = lambda _: None) -> Pool:
+        """Workers for a run: those of the run before, if they are of the same kind, else new ones.
+
+        say: told of nodes that are waited for and of workers that come and go, where the cluster may change.
+        """
+        placement = place_on_cluster(resources, say)
         kind = (placement, resources.threads_per_worker)
         if self._pool is None or (self._pool.placement, self._pool.resources.threads_per_worker) != kind:
             self.discard_pool()
             self._pool = Pool(placement, resources)
-        self._pool.resources, self._pool.lost = resources, 0
+        changes = room(resources, placement.gpus_per_worker) if self._joined else None
+        self._pool.begin_run(resources, changes, say)
         return self._pool
 
     def discard_pool(self) -> None:
@@ -189,12 +218,3 @@ def _shut_down() -> None:
     """Disconnect; without a Ray that answers this would wait for minutes."""
     if not lost_part():
         ray.shutdown()
-
-
-def _place_on_cluster(resources: Resources) -> Placement:
-    nodes = [
-        Node(n["NodeManagerAddress"], int(n["Resources"].get("CPU", 0)), int(n["Resources"].get("GPU", 0)))
-        for n in ray.nodes()
-        if n["Alive"]
-    ]
-    return place(nodes, resources.workers, resources.gpus_per_worker)

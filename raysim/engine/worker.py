@@ -11,6 +11,7 @@ import ray
 from raysim import rng
 from raysim.engine import slices
 from raysim.engine.messages import Failure, PartialSum, Plugin, Share, WorkerSetup
+from raysim.engine.versions import check_versions
 from raysim.records import ByteArray, ClientReport, ClientTask, FloatArray, IntArray, ModelState, Partition, Split
 from raysim.update_options import RESIDUAL
 
@@ -47,11 +48,16 @@ class Worker:
         """Process id, node and device of this worker."""
         return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "device": self.device}
 
-    def configure(self, setup: WorkerSetup, split: Split, partition: Partition) -> None:
-        """Build the model and take hold of the shared data."""
+    def configure(self, setup: WorkerSetup, split: Split, partition: Partition) -> str:
+        """Build the model and take hold of the shared data; returns the address of this node.
+
+        Raises UserError, naming this node, where its versions differ from the driver's.
+        """
         from raysim.flat_model import FlatModel, ImageScale, build_model
         from raysim.probe import Probe
 
+        node = ray.util.get_node_ip_address()
+        check_versions(setup.versions, node)
         self.setup, self.split, self.partition = setup, split, partition
         module = build_model(setup.model.build, split.channels, split.image_size, split.classes, setup.seed)
         self.model = FlatModel(module, self.device)
@@ -60,6 +66,7 @@ class Worker:
         self.scale = ImageScale(split.mean, split.std, "crop" in setup.augment, "flip" in setup.augment)
         self.fixed_statistics = setup.buffers == "global"
         self._forget(-1)
+        return node
 
     def _forget(self, round_: int) -> None:
         self.round = round_

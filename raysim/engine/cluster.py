@@ -1,0 +1,116 @@
+"""The nodes of the cluster that this process has joined: those that are there, and those that may still come."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import yaml
+
+from raysim.config import Resources
+from raysim.engine.placement import Node, Placement, place
+from raysim.errors import UserError
+
+DECLARATION = Path("~/ray_bootstrap_config.yaml")  # left on the head by `ray up`
+NODES_WAIT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """nodes: alive.  to_come: further ones that the cluster file allows.  unknown: how many, of unknown size."""
+
+    nodes: list[Node]
+    to_come: list[Node]
+    unknown: int = 0
+
+
+def survey() -> Cluster:
+    """The cluster as it is now."""
+    alive = [n for n in ray.nodes() if n["Alive"]]
+    nodes = [_node(n["NodeManagerAddress"], n["Resources"]) for n in alive]
+    head = [n for n in alive if "node:__internal_head__" in n["Resources"]]
+    here = ray.get_runtime_context().get_node_id()
+    if not head or head[0]["NodeID"] != here:
+        return Cluster(nodes, [])
+    workers = [_node("", n["Resources"]) for n in alive if n not in head]
+    return Cluster(nodes, *_declared(workers, DECLARATION.expanduser()))
+
+
+def _node(name: str, resources: dict[str, Any]) -> Node:
+    return Node(name, int(resources.get("CPU", 0)), int(resources.get("GPU", 0)))
+
+
+def _declared(workers: list[Node], file: Path) -> tuple[list[Node], int]:
+    """(nodes that may still come, how many of unknown size) by the file that `ray up` leaves on the head."""
+    try:
+        plain = yaml.safe_load(file.read_text(encoding="utf-8"))
+        kinds, head, most = plain["available_node_types"], plain["head_node_type"], int(plain["max_workers"])
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        return [], 0  # not a cluster of `ray up`, or not one that grows
+    left, there = most - len(workers), list(workers)
+    to_come: list[Node] = []
+    unknown = 0
+    for name, kind in kinds.items():
+        count = int(kind.get("max_workers", most)) if name != head or plain["provider"]["type"] == "local" else 0
+        node = _node("", kind.get("resources") or {})
+        if not (node.cpus or node.gpus):
+            unknown += count
+            continue
+        for _ in range(count):
+            if node in there:
+                there.remove(node)
+            else:
+                to_come.append(Node(f"{name}, to come", node.cpus, node.gpus))
+    return to_come[: max(0, left)], min(unknown, max(0, left))
+
+
+def place_on_cluster(resources: Resources, say: Callable[[str], None]) -> Placement:
+    """The workers that the cluster has, or will have, room for; UserError with the numbers where they never fit.
+
+    Where the nodes that are still to come have unknown sizes (`provider: local`), the first one with room for a worker
+    is waited for, at most NODES_WAIT_S.
+    """
+    give_up_at, said = time.monotonic() + NODES_WAIT_S, False
+    while True:
+        cluster = survey()
+        try:
+            return _place(cluster, resources)
+        except UserError as error:
+            if not cluster.unknown:
+                raise
+            if time.monotonic() > give_up_at:
+                raise UserError(
+                    f"no node with room for a worker joined within {NODES_WAIT_S:g} s: {error}; see `ray status` and "
+                    "the file monitor.log of Ray on the head for why"
+                ) from error
+        if not said:
+            say(f"waiting up to {NODES_WAIT_S:g} s for the first of {cluster.unknown} nodes that are still to join")
+            said = True
+        time.sleep(1.0)
+
+
+def _place(cluster: Cluster, resources: Resources) -> Placement:
+    everything = [*cluster.nodes, *cluster.to_come]
+    if not cluster.unknown or resources.workers == "auto":
+        return place(everything, resources.workers, resources.gpus_per_worker)
+    fit = place(everything, "auto", resources.gpus_per_worker)  # more may follow
+    return Placement(resources.workers, fit.gpus_per_worker)
+
+
+def room(resources: Resources, share: float) -> Callable[[], int]:
+    """A function that says how many workers there should be now: as many as fit, never more than were asked for."""
+
+    def now() -> int:
+        cluster = survey()
+        most = resources.workers
+        try:
+            fit = place([*cluster.nodes, *cluster.to_come], "auto", share).workers
+        except UserError:
+            fit = 1
+        if most == "auto":
+            return fit
+        return most if cluster.unknown else min(fit, most)
+
+    return now

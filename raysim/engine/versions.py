@@ -1,0 +1,31 @@
+"""The versions that decide on the bits: equal on every node, or the run stops."""
+
+import platform
+from collections.abc import Mapping
+
+from raysim.errors import UserError
+
+
+def installed() -> dict[str, str]:
+    """Versions of what computes, in this process; torch with its build, such as 2.14.1+cu130."""
+    import numpy
+    import ray
+    import torch
+
+    from raysim import __version__
+
+    return {
+        "python": platform.python_version(), "ray": ray.__version__, "torch": str(torch.__version__),
+        "numpy": numpy.__version__, "raysim": __version__,
+    }
+
+
+def check_versions(expected: Mapping[str, str], node: str) -> None:
+    """Raise UserError that names the node where a version differs from the driver's."""
+    here = installed()
+    differ = [f"{name} {here[name]} instead of {wanted}" for name, wanted in expected.items() if here[name] != wanted]
+    if differ:
+        raise UserError(
+            f"node {node} has {', '.join(differ)}: the same versions are needed on every node, for the same bits; "
+            "install those of the machine that runs the driver"
+        )

@@ -1,0 +1,16 @@
+"""Where results go that should outlive the run: the working directory, unless Ray deletes that with its job."""
+
+from pathlib import Path
+
+_PACKAGES = "working_dir_files"  # where Ray unpacks the working directory that `ray job submit` sent
+
+
+def lasting_folder() -> Path:
+    """The working directory; for a job that Ray runs in a copy of somebody's working directory, the home directory."""
+    here = Path.cwd()
+    return Path.home() if _PACKAGES in here.parts else here
+
+
+def lasting(path: str | Path) -> Path:
+    """An absolute path; a relative one begins in the lasting folder."""
+    return lasting_folder() / Path(path).expanduser()

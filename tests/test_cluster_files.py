@@ -1,0 +1,104 @@
+"""The cluster files that come with raysim: Ray takes them, they open nothing, and they leave nothing behind."""
+
+import fnmatch
+import re
+import subprocess
+import tomllib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+FILES = ["cluster.yaml", "experiments/cluster/local.yaml", "experiments/cluster/gcp.yaml"]
+
+
+def read(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((ROOT / name).read_text())
+    return content
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_ray_takes_the_file_without_a_warning(name: str, capsys: pytest.CaptureFixture[str]):
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        validate_config(prepare_config(read(name)))
+    said = capsys.readouterr()
+    assert not re.search("warn|error|deprecated", said.out + said.err, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_is_open_to_the_world_and_the_token_reaches_every_node(name: str):
+    cluster, text = read(name), (ROOT / name).read_text()
+    assert "0.0.0.0" not in text
+    assert "RAY_AUTH_MODE=disabled" not in text
+    assert "--dashboard-host=127.0.0.1" in cluster["head_start_ray_commands"][-1]
+    assert cluster["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
+    assert any("RAY_AUTH_MODE=token" in command for command in cluster["setup_commands"])
+    assert not re.search(r"(?i)(secret|password|aws_access)[a-z_]*:\s*\S", text)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_head_does_no_simulation_work(name: str):
+    cluster = read(name)
+    assert "--num-cpus=0 --num-gpus=0" in cluster["head_start_ray_commands"][-1]
+    if "available_node_types" in cluster:
+        assert cluster["available_node_types"][cluster["head_node_type"]]["resources"] == {"CPU": 0, "GPU": 0}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_of_the_package_reaches_the_nodes_and_none_hides_it(name: str):
+    """An exclude of `data` would leave raysim/data at home; a folder ~/raysim would hide the package."""
+    cluster = read(name)
+    mounts = cluster["file_mounts"]
+    assert mounts["~/raysim-project/raysim"] == "raysim"
+    assert mounts["~/experiments"] == "experiments"
+    assert "~/raysim" not in mounts
+    tracked = subprocess.run(["git", "ls-files", "raysim", "experiments"], cwd=ROOT, capture_output=True, text=True)
+    files = tracked.stdout.split() or [str(p.relative_to(ROOT)) for p in (ROOT / "raysim").rglob("*.py")]
+    assert files
+    for file in files:
+        assert not [p for p in cluster["rsync_exclude"] if fnmatch.fnmatch(f"x/{file}", p)]
+
+
+def test_every_package_that_raysim_needs_has_one_version_on_all_nodes():
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    lines = (ROOT / "experiments/cluster/requirements.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    assert {re.split(r"[>=]", package)[0] for package in needed} <= set(pinned)
+    for name in FILES:
+        assert any("experiments/cluster/requirements.txt" in c for c in read(name)["setup_commands"])
+
+
+def test_a_working_directory_with_a_gigabyte_of_data_makes_a_package_below_10_mb(tmp_path: Path):
+    """What `ray job submit --working-dir .` would send, by Ray's own rules; the file has a hole, not a gigabyte."""
+    from ray._private.runtime_env.packaging import get_excludes_from_ignore_files
+
+    for name in (".gitignore", ".rayignore"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    for name in ("data/big.bin", "runs/r/model.safetensors", "mlflow.db", ".git/x", ".venv/x", "raysim/data/splits.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    with (tmp_path / "data/big.bin").open("wb") as big:
+        big.truncate(1_000_000_000)
+    left_out = get_excludes_from_ignore_files(tmp_path, include_gitignore=True)
+
+    def is_sent(file: Path) -> bool:
+        inside = [q for q in (file, *file.parents) if tmp_path in q.parents]
+        return file.is_file() and not any(excludes(q) for excludes in left_out for q in inside)
+
+    sent = [p for p in tmp_path.rglob("*") if is_sent(p)]
+    assert tmp_path / "raysim/data/splits.py" in sent
+    assert sum(p.stat().st_size for p in sent) < 10_000_000
+
+
+def test_no_shipped_file_opens_a_dashboard_or_switches_authentication_off():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    shipped = [ROOT / name for name in listed if not name.startswith("tests/")] or [ROOT / name for name in FILES]
+    unsafe = re.compile(r"dashboard[-_]host[=: ]+[\"']?0\.0\.0\.0|(?i:auth_mode)[=: ]+disabled")
+    for path in shipped:
+        assert not unsafe.search(path.read_bytes().decode(errors="ignore")), path
