@@ -15,7 +15,9 @@ from raysim.records import FloatArray, IntArray, Partition, Split
 
 
 def class_counts(partition: Partition, split: Split) -> IntArray:
-    """Real samples per client and class by their true labels: K x C."""
+    """Real samples per client and class by their true labels: K x C; 0 x C where clients are drawn one by one."""
+    if partition.drawn is not None:
+        return np.empty((0, partition.classes), dtype=np.int64)
     return dataclasses.replace(partition, labels=split.train_labels_N[partition.indices]).counts_KC
 
 

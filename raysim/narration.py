@@ -21,7 +21,7 @@ def say_plan(display: Display, config: Config, prepared: Prepared) -> None:
         f"{prepared.partition.clients:,} clients of {sizes_K.min():,} to {sizes_K.max():,}; "
         f"{config.allocation.name}: {quota:,} synthetic images"
     )
-    if not quota:
+    if not quota and prepared.partition.drawn is None:
         counts_KC = prepared.partition.counts_KC
         display.line(
             f"for comparison: fedeas (beta 12) would ask for {int(fedeas(counts_KC, beta=12.0).sum()):,} images, full "

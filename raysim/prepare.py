@@ -44,6 +44,8 @@ def make_partition(config: Config, split: Split) -> Partition:
 
 def make_quota(config: Config, partition: Partition) -> IntArray:
     """Synthetic images per client and class."""
+    if partition.drawn is not None and config.allocation.name == "none" and not config.allocation.params.get("total"):
+        return np.broadcast_to(np.int64(0), (partition.clients, partition.classes))  # an array without memory
     quota_KC: IntArray = resolve("allocation", config.allocation.name)(partition.counts_KC, **config.allocation.params)
     empty = np.flatnonzero(partition.sizes_K + quota_KC.sum(axis=1) == 0)
     if len(empty):

@@ -6,7 +6,7 @@ Images are written `B x channels x height x width`, uint8 in 0..255. Units stand
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,8 @@ def sha256(*arrays: NDArray[Any]) -> str:
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
+        for start in range(0, len(array), 65536):  # in parts: a broadcast array is never written out whole
+            digest.update(np.ascontiguousarray(array[start : start + 65536]).data)
     return digest.hexdigest()
 
 
@@ -64,6 +65,16 @@ class Split:
         return int(self.train_images.shape[2]), int(self.train_images.shape[3])
 
 
+class ClientDraw(Protocol):
+    """Who owns what as a pure function of the client id."""
+
+    def __call__(self, client: int) -> tuple[IntArray, IntArray]:
+        """A client's (rows of the training split, labels)."""
+
+    def sha256(self) -> str:
+        """Identifies the function."""
+
+
 @dataclass(frozen=True)
 class Partition:
     """Which training samples each client owns: one flat index array and offsets, never a list per client.
@@ -72,6 +83,7 @@ class Partition:
     labels: aligned with `indices`; differ from the split's own labels only where label noise is configured.
     rare_K, noisy_K: which clients a modifier touched.  input_noise_K: standard deviation of Gaussian pixel noise, in
     units of the [0, 1] pixel range.
+    drawn: for very many clients, whose rows are worked out when they train; `indices` and `labels` are then empty.
     """
 
     indices: IntArray
@@ -81,6 +93,7 @@ class Partition:
     rare_K: BoolArray
     noisy_K: BoolArray
     input_noise_K: FloatArray
+    drawn: ClientDraw | None = None
 
     @property
     def clients(self) -> int:
@@ -92,18 +105,23 @@ class Partition:
 
     @property
     def counts_KC(self) -> IntArray:
-        """Samples per client and class."""
+        """Samples per client and class; of a drawn partition, after minutes for a million clients."""
+        if self.drawn is not None:
+            return np.array([np.bincount(self.client(k)[1], minlength=self.classes) for k in range(self.clients)])
         owner = np.repeat(np.arange(self.clients), self.sizes_K)
         flat = np.bincount(owner * self.classes + self.labels, minlength=self.clients * self.classes)
         return flat.reshape(self.clients, self.classes).astype(np.int64)
 
     def client(self, k: int) -> tuple[IntArray, IntArray]:
         """Client k's (rows of the training split, labels), both of length N_k."""
+        if self.drawn is not None:
+            return self.drawn(k)
         part = slice(int(self.offsets_K1[k]), int(self.offsets_K1[k + 1]))
         return self.indices[part], self.labels[part]
 
     def sha256(self) -> str:
-        return sha256(self.indices, self.offsets_K1, self.labels, self.rare_K, self.noisy_K, self.input_noise_K)
+        arrays = sha256(self.indices, self.offsets_K1, self.labels, self.rare_K, self.noisy_K, self.input_noise_K)
+        return arrays if self.drawn is None else hashlib.sha256((arrays + self.drawn.sha256()).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,10 @@ def figures(
 
     folder, split = directory.figures, prepared.split
     plots.accuracy_curve(metrics, folder / "accuracy.png")
-    plots.client_counts(
-        prepared.partition.counts_KC, synthetic.quota_KC, split.class_names, folder / "client_counts.png"
-    )
+    if prepared.partition.drawn is None:
+        plots.client_counts(
+            prepared.partition.counts_KC, synthetic.quota_KC, split.class_names, folder / "client_counts.png"
+        )
     if synthetic.examples is not None:
         images, labels = synthetic.examples
         plots.image_grid(images, labels, split.class_names, folder / "synthetic.png")
@@ -83,8 +84,12 @@ def accuracy_by_client(metrics: "pd.DataFrame", prepared: Prepared) -> list[floa
 def summarise(
     config: Config, prepared: Prepared, metrics: "pd.DataFrame", synthetic: Synthetic, seconds: dict[str, float]
 ) -> dict[str, Any]:
-    """The content of summary.json, but for what only the run itself knows."""
-    partition, counts_KC = prepared.partition, prepared.partition.counts_KC
+    """The content of summary.json, but for what only the run itself knows.
+
+    Lists with an entry a client are empty for a partition that is drawn client by client.
+    """
+    partition, C = prepared.partition, prepared.split.classes
+    counts_KC = partition.counts_KC if partition.drawn is None else np.empty((0, C), dtype=np.int64)
     return {
         **accuracy_summary(metrics),
         **accuracy_over_clients(metrics),
@@ -92,12 +97,12 @@ def summarise(
         "client_accuracy_K": accuracy_by_client(metrics, prepared),
         "rounds": len(metrics),
         "clients": partition.clients,
-        "n_real": int(counts_KC.sum()),
+        "n_real": int(partition.offsets_K1[-1]),
         "n_synthetic": int(synthetic.quota_KC.sum()),
         "n_synthetic_made": synthetic.made,
         "n_synthetic_full_balance": int((counts_KC.max(axis=1, keepdims=True) - counts_KC).sum()),
         "images_per_s": synthetic.made / synthetic.seconds if synthetic.seconds else None,
-        "sizes_K": partition.sizes_K.tolist(),
+        "sizes_K": partition.sizes_K.tolist() if partition.drawn is None else [],
         "entropy_K": normalised_entropy_K(counts_KC).tolist(),
         "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
         "synthetic_sha256": synthetic.sha256,

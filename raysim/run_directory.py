@@ -68,7 +68,9 @@ class RunDirectory:
         return content
 
     def write_clients(self, partition: Partition, quota_KC: IntArray) -> None:
-        """The partition and the quota, loadable with `numpy.load`."""
+        """The partition and the quota, loadable with `numpy.load`; nothing for one that is drawn client by client."""
+        if partition.drawn is not None:
+            return
         np.savez_compressed(
             self.path / "partition.npz",
             indices=partition.indices, offsets=partition.offsets_K1, labels=partition.labels,

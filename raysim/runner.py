@@ -276,9 +276,9 @@ class _Run:
             results.figures(directory, self.prepared, metrics, clients, synthetic)
             for path in sorted(directory.figures.glob("*.png")):
                 tracker.log_figure(path)
-            names = ["metrics.parquet", "metrics.csv", "clients.parquet", "partition.npz"]
-            for name in [*names, "quality.json"] if quality else names:
-                tracker.log_artifact(directory.path / name)
+            for name in ("metrics.parquet", "metrics.csv", "clients.parquet", "partition.npz", "quality.json"):
+                if (directory.path / name).exists():
+                    tracker.log_artifact(directory.path / name)
             tracker.log_model_state(model_path)
         self.seconds["total"] = time.monotonic() - self.began
         summary = results.summarise(self.config, self.prepared, metrics, synthetic, self.seconds) | {

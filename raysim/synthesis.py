@@ -45,10 +45,10 @@ def synthesise(
     class, index)`, where its seeds must say more than that they differ, and `notes(split, quota_KC, *, its keys)`.
     """
     began = time.monotonic()
+    if not quota_KC.any():
+        return Synthetic(quota_KC, {}, sha256(quota_KC, split.train_images[:0]))
     keys_M3 = image_keys(quota_KC)
     images = np.empty((len(keys_M3), split.channels, *split.image_size), dtype=np.uint8)
-    if not len(keys_M3):
-        return Synthetic(quota_KC, {}, sha256(quota_KC, images))
     fingerprint = pool.call_any(lambda actor, _: actor.fingerprint.remote(generator), "the check of the generator")
     keeper = _Keeper.open(cache_root, fingerprint, seed, keys_M3, images)
     missing = keeper.missing()

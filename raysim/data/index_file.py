@@ -24,6 +24,8 @@ _ARRAYS = {
 def save_partition(partition: Partition, path: str | Path) -> None:
     """Write a partition to a .json or .npz file; the partition `file` reads it back with the same hash."""
     target = Path(path).expanduser()
+    if partition.drawn is not None:
+        raise UserError(f"{target}: {partition.clients:,} clients drawn one by one are not saved; use under 100,000")
     arrays = {name: getattr(partition, name) for name in _ARRAYS}
     arrays["classes"] = np.int64(partition.classes)
     arrays["replacement"] = np.bool_(len(np.unique(partition.indices)) < len(partition.indices))

@@ -26,6 +26,14 @@ def _affected(clients: int, fraction: float, rng: np.random.Generator, key: str)
     return affected_K
 
 
+def _written_out(partition: Partition, key: str) -> None:
+    if partition.drawn is not None:
+        raise UserError(
+            f"{key}: the samples of {partition.clients:,} clients are drawn when they train, and cannot be changed "
+            "beforehand; use fewer than 100,000 clients, or remove the key"
+        )
+
+
 def rare(
     partition: Partition,
     rng: np.random.Generator,
@@ -39,6 +47,7 @@ def rare(
     """
     if max_samples < 1:
         raise UserError(f"partition.rare.max_samples = {max_samples!r}: must be a whole number of at least 1")
+    _written_out(partition, "partition.rare")
     rare_K = _affected(partition.clients, fraction, rng, "partition.rare")
     owner = np.repeat(np.arange(partition.clients), partition.sizes_K)
     others = np.flatnonzero(~rare_K)
@@ -83,6 +92,7 @@ def label_noise(
         raise UserError(f"partition.label_noise.kind = {kind!r}: must be symmetric or pair")
     if partition.classes < 2:
         raise UserError("partition.label_noise: the data set has one class, so no label can be wrong; remove the key")
+    _written_out(partition, "partition.label_noise")
     noisy_K = _affected(partition.clients, fraction, rng, "partition.label_noise")
     labels = partition.labels.copy()
     for k in np.flatnonzero(noisy_K):

@@ -3,6 +3,7 @@
 Every kind is disjoint and complete unless its docstring says otherwise, and a function of the labels and the generator.
 """
 
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -20,7 +21,7 @@ from raysim.data.assign import (
 )
 from raysim.data.index_file import read_partition
 from raysim.errors import UserError
-from raysim.records import FloatArray, IntArray, Partition
+from raysim.records import FloatArray, IntArray, Partition, sha256
 from raysim.rounding import split_evenly
 
 __all__ = [
@@ -38,6 +39,7 @@ Clients = Annotated[int, Field(ge=1, description="Number of clients")]
 Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False, description="Dirichlet concentration: small is skewed")]
 MinSamples = Annotated[int, Field(ge=0, description="Drawn again until every client has this many samples")]
 Positive = Annotated[int, Field(ge=1)]
+DRAWN_FROM = 100_000  # clients of `dirichlet_client`, whose rows are then drawn when they train
 
 
 def iid(labels_N: IntArray, classes: int, rng: np.random.Generator, *, clients: Clients = 10) -> Partition:
@@ -160,15 +162,42 @@ def dirichlet_client(
     """Each client draws its own class mix ~ Dir_C(alpha * prior) and a fixed number of samples, WITH replacement.
 
     prior: class frequencies of the training split (Hsu et al., arXiv 1909.06335).  Clients may share samples, and some
-    samples may belong to nobody; client k is a pure function of (seed, k), the same for any number of clients.
+    samples may belong to nobody; client k is a pure function of (seed, k), the same for any number of clients.  From
+    100,000 clients on, a client's samples are drawn when it trains: time and memory follow the cohort alone.
     """
     require_alpha(alpha)
     require_samples(labels_N, 1)
-    by_class = np.argsort(labels_N, kind="stable")
-    n_C = np.bincount(labels_N, minlength=classes)
-    key = int(rng.integers(2**63))
-    rows = [client_rows(k, key, by_class, n_C, alpha, samples_per_client) for k in range(clients)]
-    return from_indices(np.concatenate(rows), np.full(clients, samples_per_client), labels_N, classes)
+    by_class, key = np.argsort(labels_N, kind="stable"), int(rng.integers(2**63))
+    draw = Draw(key, labels_N, by_class, np.bincount(labels_N, minlength=classes), alpha, samples_per_client)
+    if clients >= DRAWN_FROM:
+        nobody = from_indices(np.empty(0, dtype=np.int64), np.zeros(clients, dtype=np.int64), labels_N, classes)
+        return replace(nobody, offsets_K1=np.arange(clients + 1) * samples_per_client, drawn=draw)
+    rows = np.concatenate([draw(k)[0] for k in range(clients)])
+    return from_indices(rows, np.full(clients, samples_per_client), labels_N, classes)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The clients of `dirichlet_client`, one at a time.  key: drawn once from the partition's stream.
+
+    by_class: training rows sorted by label.  n_C: samples per class.
+    """
+
+    key: int
+    labels_N: IntArray
+    by_class: IntArray
+    n_C: IntArray
+    alpha: float
+    samples: int
+
+    def __call__(self, client: int) -> tuple[IntArray, IntArray]:
+        """Rows of the training split, ascending, and their labels."""
+        rows = client_rows(client, self.key, self.by_class, self.n_C, self.alpha, self.samples)
+        return rows, self.labels_N[rows]
+
+    def sha256(self) -> str:
+        """Identifies the function: labels, key and parameters."""
+        return sha256(self.labels_N, np.array([self.key, len(self.n_C), self.samples]), np.array([self.alpha]))
 
 
 def client_rows(client: int, key: int, by_class: IntArray, n_C: IntArray, alpha: float, samples: int) -> IntArray:
