@@ -165,7 +165,7 @@ class Server:
         tasks = [round_.tasks[k] for k in round_.clients]
         update_P, buffers_F, counters, sums = round_.sums(self._shares(tasks, weights.w_K))
         if self.config.aggregation.buffers == "global":
-            buffers_F, counters = state.model.buffers_F, state.model.counters
+            buffers_F, counters = state.model.buffers_F.astype(np.float64), state.model.counters
         if hasattr(self.rule, "aggregate"):
             update_P = self.rule.aggregate(table, round_)
         update_P = self._noisy(round_.number, update_P, weights.w_K)
