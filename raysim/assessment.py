@@ -51,7 +51,7 @@ class Assessment:
     def evaluate(self, model_ref: Any) -> dict[str, float]:
         """Accuracy and loss on the test split; accuracy over clients, each on its own mix of classes."""
         items = [Item(chunk, 1.0, f"evaluation of chunk {chunk}") for chunk in range(chunks(self.test_images))]
-        answers = self.pool.map(items, lambda actor, which: actor.evaluate.remote(model_ref, which))
+        answers = self.pool.map(items, lambda actor, which: actor.evaluate.remote(model_ref, which), kind="evaluate")
         results = [result for _, _, found in answers for result in found]
         a_K = client_accuracy.by_client(self.class_counts_KC, by_class(results))
         return summarise(results) | client_accuracy.spread("client_accuracy", a_K, self.class_counts_KC.sum(axis=1))

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ class FlatModel:
         self.module = module.to(device)
         self.device = device
         self.channels_last = channels_last and any(isinstance(m, nn.Conv2d) for m in module.modules())
+        self.batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
         trainable = [p for p in module.parameters() if p.requires_grad]
         self.params_P = torch.empty(sum(p.numel() for p in trainable), device=device)
         self.grad_P = torch.zeros_like(self.params_P)
@@ -81,6 +83,12 @@ class FlatModel:
         """Copies of the flat tensors on the device, by name, without those that have no element."""
         return {name: flat.detach().clone() for name, flat in self._flats().items() if flat.numel()}
 
+    def restore(self, snapshot: dict[str, Tensor]) -> None:
+        """Copy a snapshot back in."""
+        flats = self._flats()
+        for name, values in snapshot.items():
+            flats[name].copy_(values)
+
     def frozen(self, name: str, snapshot: dict[str, Tensor]) -> nn.Module:
         """A second module in the state of `snapshot`: evaluation mode, no gradients.
 
@@ -91,9 +99,7 @@ class FlatModel:
             twin.module.eval().requires_grad_(False).zero_grad(set_to_none=True)
             twin.grad_P = twin.grad_P.new_empty(0)
             self._frozen[name] = twin
-        flats = self._frozen[name]._flats()
-        for key, values in snapshot.items():
-            flats[key].copy_(values)
+        self._frozen[name].restore(snapshot)
         return self._frozen[name].module
 
     def _flats(self) -> dict[str, Tensor]:
@@ -123,6 +129,14 @@ def build_model(
         return build(channels, image_size, classes)
 
 
+@lru_cache
+@torch.inference_mode(False)
+def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of bytes, to be broadcast over images."""
+    mean_C, std_C = (torch.tensor(values, device=device).mul_(255).view(1, -1, 1, 1) for values in (mean, std))
+    return mean_C, std_C
+
+
 @dataclass(frozen=True)
 class ImageScale:
     """Normalisation of uint8 images to zero mean and unit variance per channel; augmentation of training batches."""
@@ -135,11 +149,10 @@ class ImageScale:
 
     def __call__(self, images: Tensor, channels_last: bool) -> Tensor:
         """Fresh float32 `B x channels x H x W` from uint8; the input is not changed."""
-        layout = torch.channels_last if channels_last else torch.contiguous_format
-        shape = (1, len(self.mean), 1, 1)
-        mean = torch.tensor(self.mean, device=images.device).mul_(255).view(shape)
-        std = torch.tensor(self.std, device=images.device).mul_(255).view(shape)
-        return images.to(torch.float32, memory_format=layout).sub_(mean).div_(std)
+        mean, std = _constants(self.mean, self.std, images.device)
+        x = images.to(torch.float32).sub_(mean).div_(std)
+        # Only now: arithmetic along rows of pixels is ten times as fast as along the channels of one pixel.
+        return x.contiguous(memory_format=torch.channels_last) if channels_last else x
 
     def augment(self, images: Tensor, generator: np.random.Generator) -> Tensor:
         """Random crops after zero padding and random mirror images, each image its own, from uint8 to uint8."""

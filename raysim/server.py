@@ -104,9 +104,7 @@ class Server:
         """One round: the same state gives the same next state, whatever the workers."""
         began = time.monotonic()
         number = state.round + 1
-        clients = len(self.sizes_K)
-        ids = cohort(self.config.seed, number, clients, cohort_size(self.config.clients_per_round, clients))
-        tasks = [self._task(k, state.client_states) for k in ids]
+        tasks = [self._task(k, state.client_states) for k in self.participants(number)]
         model_ref = self._share(state.model)
         keep_all = self.config.resources.on_client_failure == "raise"
         prior = self.rule.weights(self._table(number, tasks), None) if self.rule.streams and keep_all else None
@@ -136,11 +134,17 @@ class Server:
             [*state.client_rows, *self._client_rows(number, round_.reports, weights)],
         )
 
+    def participants(self, number: int) -> list[int]:
+        """The clients of a round, ascending."""
+        clients = len(self.sizes_K)
+        return cohort(self.config.seed, number, clients, cohort_size(self.config.clients_per_round, clients))
+
     def _task(self, k: int, states: Mapping[int, Any]) -> ClientTask:
+        kept, synthetic = states.get(k), self.synthetic.refs.get(k)
+        if synthetic is None:
+            return ClientTask(k, int(self.sizes_K[k]), state=kept)
         quota_C = self.synthetic.quota_KC[k]
-        return ClientTask(
-            k, int(self.sizes_K[k]), int(quota_C.sum()), quota_C, self.synthetic.refs.get(k), states.get(k)
-        )
+        return ClientTask(k, int(self.sizes_K[k]), int(quota_C.sum()), quota_C, synthetic, kept)
 
     def _table(self, number: int, tasks: Sequence[ClientTask], reports: Sequence[ClientReport] = ()) -> RoundTable:
         by_total = self.config.aggregation.weight_by == "total"

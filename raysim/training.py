@@ -5,7 +5,7 @@ Runs wherever torch does; knows nothing of Ray.
 
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -14,8 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from raysim import buffers, rng
+from raysim.dense import DenseGradient
 from raysim.flat_model import FlatModel, ImageScale
+from raysim.local.sgd import sgd
+from raysim.models import Classifier
 from raysim.records import ByteArray, FloatArray, IntArray
+
+BLOCK_BYTES = 1 << 20  # of images in float32 that are prepared at a time: small enough for a core's cache
 
 
 @dataclass(frozen=True)
@@ -149,32 +154,91 @@ def train_client(
     model.module.train()
     if fixed_statistics:
         buffers.fix(model.module)
-    images = torch.from_numpy(data.images).to(device)
-    labels_N = torch.from_numpy(data.labels_N).to(device)
-    augment_rng = rng.stream(seed, rng.AUGMENT, *keys) if scale.crop or scale.flip else None
-    norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.module.modules())
     order = rng.stream(seed, rng.BATCHES, *keys)
-    loss_sum, seen, mean_loss = torch.zeros((), device=device), 0, 0.0
-    with torch.random.fork_rng(devices=[] if device == "cpu" else [device]):
-        torch.manual_seed(rng.integer(seed, rng.DROPOUT, *keys))
+    plan = batches(job.n, algorithm.batch_size, algorithm.epochs, algorithm.steps, order, model.batch_norm)
+    augment_rng = rng.stream(seed, rng.AUGMENT, *keys) if scale.crop or scale.flip else None
+    losses: list[Tensor] = []
+    seen, mean_loss = 0, 0.0
+    with _seeded(device, rng.integer(seed, rng.DROPOUT, *keys)):
         algorithm.start(job)
-        plan = batches(job.n, algorithm.batch_size, algorithm.epochs, algorithm.steps, order, norm)
-        for rows, last in plan:
-            index = torch.from_numpy(rows).to(device)
-            x, y_B = images[index], labels_N[index]
-            if augment_rng is not None:
-                x = scale.augment(x, augment_rng)
-            model.grad_P.zero_()
-            with torch.autocast(torch.device(device).type, torch.bfloat16) if bf16 else nullcontext():
-                loss = algorithm.loss(job, scale(x, model.channels_last), y_B)
-            loss.backward()
+        dense = None if bf16 else _dense_gradient(model.module, algorithm)
+        for x, y_B, last in _feed(data, plan, scale, model, augment_rng):
+            loss = dense(x, y_B) if dense else _gradient(job, algorithm, x, y_B, bf16)
             algorithm.after_backward(job)
             algorithm.step(job)
             job.steps += 1
-            loss_sum += loss.detach() * len(rows)
-            seen += len(rows)
-            if last:
-                mean_loss, seen = float(loss_sum) / seen, 0
-                loss_sum.zero_()
+            losses.append(loss * len(y_B))
+            seen += len(y_B)
+            if last:  # read once an epoch: on a GPU, reading waits for everything before it
+                mean_loss = float(torch.stack(losses).sum(dtype=torch.float64)) / seen
+                losses, seen = [], 0
         state = algorithm.finish(job)
     return LocalResult(mean_loss, job.steps, time.perf_counter() - began, state)
+
+
+def _gradient(job: Job, algorithm: LocalAlgorithm, x: Tensor, y_B: Tensor, bf16: bool) -> Tensor:
+    """The loss of a batch, its gradient in the model's."""
+    job.model.grad_P.zero_()
+    with torch.autocast(torch.device(job.model.device).type, torch.bfloat16) if bf16 else nullcontext():
+        loss = algorithm.loss(job, x, y_B)
+    loss.backward()
+    return loss.detach()
+
+
+def _dense_gradient(module: nn.Module, algorithm: LocalAlgorithm) -> DenseGradient | None:
+    """The same for fully connected networks in a fraction of the time, where the loss is plain cross-entropy."""
+    if type(module) is not Classifier or getattr(type(algorithm), "loss", None) is not sgd.loss:
+        return None
+    return DenseGradient.of(module.chain())
+
+
+def _feed(
+    data: ClientData,
+    plan: Iterator[tuple[IntArray, bool]],
+    scale: ImageScale,
+    model: FlatModel,
+    augment_rng: np.random.Generator | None,
+) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """(images as the model takes them, labels, whether the epoch ends) of each batch.
+
+    Consecutive batches are gathered, augmented and normalised together, as many as fit into BLOCK_BYTES.
+    """
+    images = torch.from_numpy(data.images).to(model.device)
+    labels_N = torch.from_numpy(data.labels_N).to(model.device)
+    most = max(1, BLOCK_BYTES // (4 * images[0].numel()))
+    while block := _block(plan, most):
+        index = torch.from_numpy(np.concatenate([rows for rows, _ in block])).to(model.device)
+        part = images[index]
+        if augment_rng is not None:
+            part = scale.augment(part, augment_rng)
+        sizes = [len(rows) for rows, _ in block]
+        xs, ys = scale(part, model.channels_last).split(sizes), labels_N[index].split(sizes)
+        yield from zip(xs, ys, (last for _, last in block), strict=True)
+
+
+def _block(plan: Iterator[tuple[IntArray, bool]], most: int) -> list[tuple[IntArray, bool]]:
+    """The next batches, until they have `most` samples or more; an empty list at the end."""
+    block, taken = [], 0
+    for rows, last in plan:
+        block.append((rows, last))
+        taken += len(rows)
+        if taken >= most:
+            break
+    return block
+
+
+@contextmanager
+def _seeded(device: str, seed: int) -> Iterator[None]:
+    """Torch's global generators at this seed, and afterwards as they were before."""
+    if device == "cpu":  # a fiftieth of the time that the general way takes, which asks every kind of device
+        generator = torch.default_generator
+        before = generator.get_state()
+        generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            generator.set_state(before)
+        return
+    with torch.random.fork_rng(devices=[device]):
+        torch.manual_seed(seed)
+        yield

@@ -281,7 +281,9 @@ def test_a_limit_without_end_is_refused():
 
 
 EXPERIMENTS = [  # without the sweeps, which are grids over one of these
-    path for path in sorted((Path(__file__).parent.parent / "experiments").glob("*.yaml"))
+    path
+    for pattern in ("*.yaml", "speed/*.yaml")
+    for path in sorted((Path(__file__).parent.parent / "experiments").glob(pattern))
     if "grid" not in yaml.safe_load(path.read_text(encoding="utf-8"))
 ]  # fmt: skip
 

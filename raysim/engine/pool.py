@@ -12,25 +12,19 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from raysim.config import Resources
+from raysim.engine import schedule
 from raysim.engine.liveness import check_ray
 from raysim.engine.placement import Placement
+from raysim.engine.schedule import Item
 from raysim.engine.worker import Worker
 from raysim.errors import RunError, UserError
 
 IN_FLIGHT = 2
 LOOK_S = 1.0  # between looks at whether Ray itself is still there
 ROOM_S = 5.0  # between looks at what the cluster has room for
+LEAST_SHARE = 1 / 8  # of a worker's part of the work, and
+LEAST_S = 0.02  # how long a call should take at least: each costs about a millisecond
 START_FAILURES = 10  # workers that may die one after another while none is up
-
-
-@dataclass
-class Item:
-    """A piece of work: what it is, how long it takes in comparison, what to call it in a message."""
-
-    payload: Any
-    cost: float
-    name: str
-    attempts: int = 0
 
 
 @dataclass
@@ -67,6 +61,7 @@ class Pool:
         self._room: Callable[[], int] | None = None
         self._say: Callable[[str], None] = lambda _: None
         self._next_id, self._failed_starts, self._looked_at, self._measured_at = 0, 0, 0.0, 0.0
+        self.pace: dict[str, float] = {}  # seconds per unit of cost, by kind of work
         self._configuration: tuple[Any, ...] | None = None
         gpu = placement.gpus_per_worker
         self._factory: Any = ray.remote(Worker).options(
@@ -85,6 +80,7 @@ class Pool:
     def configure(self, *arguments: Any) -> None:
         """Send `Worker.configure(*arguments)` to every worker, and to each that joins later before anything else."""
         self._configuration = arguments
+        self.pace.clear()
         for member in self.members.values():
             member.ready_ref = member.actor.configure.remote(*arguments)
             member.ready, member.since = False, time.monotonic()
@@ -101,17 +97,22 @@ class Pool:
         submit: Submit,
         on_lost: Callable[[int], Sequence[Item]] = lambda _: (),
         largest: int | None = None,
+        last: Submit | None = None,
+        kind: str = "",
     ) -> Iterator[tuple[int, list[Item], Any]]:
         """Do all items, longest first; yields (worker id, items, answer) as calls end, in any order.
 
-        Items travel in chunks of at most `largest` that shrink as the work runs out (guided self-scheduling). What a
-        dead or overdue worker had is done again elsewhere, together with what `on_lost(worker id)` asks for: work that
-        was done but whose fruit that worker still held. Raises RunError naming an item that failed max_retries + 1
-        times.
+        Whenever a worker can take a call, what is left is dealt out anew (`engine.schedule`) and that worker gets the
+        first half of its part, at most `largest` items. What a dead or overdue worker had is done again elsewhere,
+        together with what `on_lost(worker id)` asks for: work that was done but whose fruit that worker still held.
+        last: takes the place of `submit` in a call that a worker is not expected to get another one after.  kind: of
+        the work, for which the time that a unit of cost takes is remembered from one call of `map` to the next.
+        Raises RunError naming an item that failed max_retries + 1 times.
         """
         queue = sorted(items, key=lambda item: item.cost)
+        deal = _Deal(submit, last or submit, kind, largest, _cost(queue) / max(1, len(self.members)))
         while queue or any(m.calls for m in self.members.values()):
-            self._hand_out(queue, submit, largest)
+            self._hand_out(queue, deal)
             for member, outcome in self._wait():
                 if isinstance(outcome, _Lost):
                     again = self._requeue(member, outcome.cause)
@@ -119,8 +120,11 @@ class Pool:
                     queue.sort(key=lambda item: item.cost)
                     continue
                 call = member.calls.popleft()
-                member.since = time.monotonic()
-                self._hand_out(queue, submit, largest)
+                now = time.monotonic()
+                if kind:
+                    self.pace[kind] = (now - member.since) / max(_cost(call.items), 1e-9)
+                member.since = now
+                self._hand_out(queue, deal)
                 yield member.id, call.items, outcome
 
     def ask(self, questions: Mapping[int, Submit]) -> tuple[dict[int, Any], list[int]]:
@@ -150,15 +154,38 @@ class Pool:
         for member in self.members.values():
             submit(member.actor)
 
-    def _hand_out(self, queue: list[Item], submit: Submit, largest: int | None) -> None:
-        ready = [m for m in self.members.values() if m.ready]
+    def _hand_out(self, queue: list[Item], deal: "_Deal") -> None:
         for depth in range(1, IN_FLIGHT + 1):
-            for member in ready:
-                if queue and len(member.calls) < depth:
-                    chunk = _chunk(queue, len(ready), largest or len(queue))
-                    if not member.calls:
-                        member.since = time.monotonic()
-                    member.calls.append(_Call(submit(member.actor, [i.payload for i in chunk]), chunk))
+            for member in list(self.members.values()):
+                if member.ready and queue and len(member.calls) < depth:
+                    self._hand_to(member, queue, deal)
+
+    def _hand_to(self, member: _Member, queue: list[Item], deal: "_Deal") -> None:
+        """The first part of what falls to this worker when the queue is dealt out to all; nothing if nothing does."""
+        pace, now = self.pace.get(deal.kind), time.monotonic()
+        part = queue[-1:] if deal.largest == 1 else schedule.parts(queue, self._loads(pace, now))[member.id]
+        if not part and not member.calls:
+            part = queue[-1:]  # workers that are still to start may have got it all
+        if not part:
+            return
+        least = max(LEAST_SHARE * deal.share, LEAST_S / pace if pace else 0.0)
+        chunk = schedule.first(part, least)[: deal.largest]
+        taken = {id(item) for item in chunk}
+        queue[:] = [item for item in queue if id(item) not in taken]
+        if not member.calls:
+            member.since = now
+        submit = deal.last if len(chunk) == len(part) else deal.submit
+        member.calls.append(_Call(submit(member.actor, [i.payload for i in chunk]), chunk))
+
+    def _loads(self, pace: float | None, now: float) -> dict[int, float]:
+        """Cost of what each worker still has to do, less what it should have done of it by now."""
+        loads = {}
+        for m in self.members.values():
+            costs = [_cost(call.items) for call in m.calls]
+            if costs and pace and m.ready:
+                costs[0] = max(0.0, costs[0] - (now - m.since) / pace)
+            loads[m.id] = sum(costs)
+        return loads
 
     def _wait(self) -> list[tuple[_Member, Any]]:
         """Wait up to a second; (member, answer or _Lost) for each call that has ended, dead members replaced."""
@@ -264,17 +291,19 @@ class _Lost:
     cause: str
 
 
-def _chunk(queue: list[Item], workers: int, largest: int) -> list[Item]:
-    """Take items off the long end of the queue: a share of what is left, never more than one that failed before."""
-    target = sum(item.cost for item in queue) / (IN_FLIGHT * workers)
-    chunk = [queue.pop()]
-    cost = chunk[0].cost
-    if chunk[0].attempts:
-        return chunk
-    while queue and len(chunk) < largest and not queue[-1].attempts and cost + queue[-1].cost <= target:
-        chunk.append(queue.pop())
-        cost += chunk[-1].cost
-    return chunk
+@dataclass(frozen=True)
+class _Deal:
+    """How the items of one `map` are handed out.  share: a worker's part of the cost of all of them."""
+
+    submit: Submit
+    last: Submit
+    kind: str
+    largest: int | None
+    share: float
+
+
+def _cost(items: Sequence[Item]) -> float:
+    return sum(item.cost for item in items)
 
 
 def _plain(error: RayTaskError, items: list[Item]) -> Exception:

@@ -47,8 +47,9 @@ class ExactSum:
 
     def add(self, values: Tensor, weight: float) -> None:
         """Add weight * values, rounded once to the grid; `values` must have passed `within`."""
-        torch.mul(values.to(torch.float64), weight * 2.0**self.bits, out=self._scratch)
-        self.units.add_(self._scratch.round_())
+        if not len(self.units):
+            return
+        self.units.add_(self._scratch.copy_(values).mul_(weight * 2.0**self.bits).round_())
 
 
 class UpdateSums:

@@ -17,6 +17,9 @@ from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, scale, total
 from raysim.errors import ClientError, DivergenceError
 from raysim.records import ClientReport, ClientTask, FloatArray, IntArray
 
+DELIVERED = -1
+"""Owner of an update that is part of a sum which the driver has."""
+
 
 class Round:
     """A round's updates, where they are: the `updates` handle that aggregation rules get.
@@ -41,6 +44,7 @@ class Round:
         self.states: dict[int, dict[str, Any]] = {}
         self.dropped: dict[int, Failure] = {}
         self._reports: dict[int, ClientReport] = {}
+        self._parts: list[PartialSum] = []
         self._train(list(self.tasks))
 
     @property
@@ -53,13 +57,23 @@ class Round:
         return sorted(self._reports)
 
     def _train(self, clients: Sequence[int]) -> None:
-        def submit(actor: Any, tasks: list[ClientTask]) -> Any:
+        def train(actor: Any, tasks: list[ClientTask], give_sum: bool = False) -> Any:
             shares = None if self.shares is None else [self.shares[t.client] for t in tasks]
-            return actor.train.remote(self.number, self.state_ref, tasks, shares)
+            return actor.train.remote(self.number, self.state_ref, tasks, shares, give_sum)
 
-        for worker, items, answers in self.pool.map(map(self._item, clients), submit, self._lost):
+        last = None if self.shares is None else partial(train, give_sum=True)
+        for worker, items, (answers, sums) in self.pool.map(
+            map(self._item, clients), train, self._lost, last=last, kind="train"
+        ):
             for item, (outcome, state) in zip(items, answers, strict=True):
                 self._take(worker, item.payload, outcome, state)
+            if sums is not None:
+                self._deliver(worker, sums)
+
+    def _deliver(self, worker: int, sums: PartialSum) -> None:
+        """Take a worker's running sum over all that it trained since it last gave one: that cannot be lost any more."""
+        self._parts.append(sums)
+        self.owner.update({k: DELIVERED for k, owner in self.owner.items() if owner == worker})
 
     def _item(self, client: int) -> Item:
         task = self.tasks[client]
@@ -91,6 +105,7 @@ class Round:
         left = set(clients)
         while left:
             self._train([k for k in left if k not in self.owner])
+            left = {k for k in left if self.owner[k] != DELIVERED}
             groups: dict[int, list[int]] = {}
             for k in sorted(left):
                 groups.setdefault(self.owner[k], []).append(k)
@@ -100,9 +115,6 @@ class Round:
             for worker, answer in got.items():
                 answers.append((groups[worker], answer))
                 left.difference_update(groups[worker])
-                if self.shares is not None:  # a running sum is given away once: training these again would add to it
-                    for k in groups[worker]:
-                        self.owner.pop(k, None)
         return answers
 
     # The `updates` handle
@@ -168,7 +180,12 @@ class Round:
         def question(clients: list[int], actor: Any, _: Any) -> Any:
             return actor.partial_sum.remote(clients, [scaled[k] for k in clients])
 
-        parts: list[PartialSum] = [answer for _, answer in self._each(self.clients, question)]
+        left = [k for k in self.clients if self.owner.get(k) != DELIVERED]
+        parts: list[PartialSum] = [answer for _, answer in self._each(left, question)]
+        if self.shares is not None:
+            self._parts += parts  # what was trained again on the way has come along with its training
+            self.owner.update(dict.fromkeys(left, DELIVERED))
+            parts = self._parts
         names = parts[0].extra
         return (
             by * total([p.params_P for p in parts], PARAM_BITS),

@@ -77,17 +77,22 @@ class Worker:
     # Training
 
     def train(
-        self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], shares: Sequence[Share] | None
-    ) -> list[Answer]:
-        """Train clients one after another; keep their updates, or add them to a running sum if `shares` are known."""
+        self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], shares: Sequence[Share] | None,
+        give_sum: bool = False,
+    ) -> tuple[list[Answer], PartialSum | None]:
+        """Train clients one after another; keep their updates, or add them to a running sum if `shares` are known.
+
+        give_sum: answer with the running sum, too, which then begins anew.
+        """
         from raysim.engine.reduce import UpdateSums
 
         if round_ != self.round:
             self._forget(round_)
+        self._start_from(state)
         answers: list[Answer] = []
         for i, task in enumerate(tasks):
             try:
-                report, update, client_state = self._train_one(task, state)
+                report, update, client_state = self._train_one(task)
             except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the driver names client and round
                 diverged = isinstance(error, _Diverged)
                 cause = str(error) if diverged else f"{type(error).__name__}: {error}"
@@ -100,28 +105,28 @@ class Worker:
                     self.running = UpdateSums(update)
                 self.running.add(update, shares[i])
             answers.append((report, client_state))
-        return answers
+        return answers, self._give_running_sum() if give_sum else None
 
-    def _train_one(
-        self, task: ClientTask, state: "ModelState"
-    ) -> tuple[ClientReport, dict[str, "torch.Tensor"], dict[str, Any] | None]:
+    def _start_from(self, state: "ModelState") -> None:
+        """Bring the global model to the device once, for all clients of a call."""
         import torch
 
+        self.model.load(state)
+        self.start = self.model.snapshot()
+        self.extra = {name: torch.from_numpy(v.copy()).to(self.device) for name, v in state.extra.items()}
+
+    def _train_one(
+        self, task: ClientTask
+    ) -> tuple[ClientReport, dict[str, "torch.Tensor"], dict[str, Any] | None]:
         from raysim import buffers
         from raysim.training import Job, train_client
 
         k, seed = task.client, self.setup.seed
-        data, kept = self._load(task, state)
+        data, kept = self._load(task)
         residual_P = kept.pop(RESIDUAL, None)
         job = Job(
-            self.model,
-            self.model.params_P.detach().clone(),
-            self.algorithm.learning_rate(self.round),
-            self.round,
-            k,
-            len(data.labels_N),
-            extra={name: torch.from_numpy(v.copy()).to(self.device) for name, v in state.extra.items()},
-            state=kept or None,
+            self.model, self.start["params"], self.algorithm.learning_rate(self.round), self.round, k,
+            len(data.labels_N), extra=dict(self.extra), state=kept or None,
         )
         result = train_client(job, self.algorithm, data, self.scale, seed, self.setup.bf16, self.fixed_statistics)
         delta_P, residual_P, seen = self._send(self.model.params_P.detach() - job.start_P, residual_P, k)
@@ -141,7 +146,7 @@ class Worker:
         after = {**(kept if result.state is None else result.state), **further}
         return report, update, {name: t.cpu().numpy() for name, t in after.items()}
 
-    def _load(self, task: ClientTask, state: "ModelState") -> tuple["ClientData", dict[str, "torch.Tensor"]]:
+    def _load(self, task: ClientTask) -> tuple["ClientData", dict[str, "torch.Tensor"]]:
         """A client's samples and what it remembers, and the model where the client starts."""
         from raysim import buffers
         from raysim.training import client_data
@@ -152,7 +157,7 @@ class Worker:
         noise_std = float(self.partition.input_noise_K[k])
         noise_rng = rng.stream(self.setup.seed, rng.MODIFIER, k) if noise_std else None
         data = client_data(self.split.train_images, rows_N, labels_N, synthetic, task.quota_C, noise_std, noise_rng)
-        self.model.load(state)
+        self.model.restore(self.start)
         kept = {} if task.state is None else _tensors(ray.get(task.state), self.device)
         buffers.take_up(self.model, kept)
         return data, kept
@@ -202,13 +207,17 @@ class Worker:
         """This worker's part of the sums over the given clients, all of which it trained in this round."""
         from raysim.engine.reduce import UpdateSums
 
-        if self.running is not None:
-            sums, self.running = self.running, None
-            return sums.result()
+        running = self._give_running_sum()
+        if running is not None:
+            return running
         sums = UpdateSums(self._kept(clients[0]))
         for k, share in zip(clients, shares, strict=True):
             sums.add(self._kept(k), share)
         return sums.result()
+
+    def _give_running_sum(self) -> PartialSum | None:
+        sums, self.running = self.running, None
+        return None if sums is None else sums.result()
 
     # Evaluation and generation
 
@@ -229,8 +238,9 @@ class Worker:
         from raysim.tuning import tune, tuned_accuracy
 
         answers = []
+        self._start_from(state)
         for task, counts_C in zip(tasks, counts_KC, strict=True):
-            data, _ = self._load(task, state)
+            data, _ = self._load(task)
             key = self.setup.seed, round_, task.client
             tune(self.model, data, self.scale, options, *key, fixed_statistics=self.fixed_statistics)
             answers.append(tuned_accuracy(self.model, self.split, self.scale, counts_C, options))
@@ -268,12 +278,15 @@ def _check(loss: float, update: dict[str, "torch.Tensor"]) -> float:
 
     if not np.isfinite(loss):
         raise _Diverged(f"training diverged: the loss is {loss}")
+    norm = float(torch.linalg.vector_norm(update["delta"], dtype=torch.float64))
     for name, t in update.items():
         bits = BUFFER_BITS if name == "buffers" else PARAM_BITS
-        if name != "counters" and not within(t, bits):
+        if name == "counters" or (name == "delta" and norm <= limit(bits)):  # no value is larger than the norm
+            continue
+        if not within(t, bits):
             largest = float(t.abs().max())
             raise _Diverged(f"training diverged: {name} has a value of {largest:g} (allowed: {limit(bits):g})")
-    return float(update["delta"].to(torch.float64).norm())
+    return norm
 
 
 def _tensors(arrays: dict[str, Any], device: str) -> dict[str, "torch.Tensor"]:
