@@ -1,6 +1,5 @@
 """The pool of workers: hands out work longest first, two calls in flight per worker, and replaces workers that die."""
 
-import re
 import sys
 import time
 from collections import Counter, deque
@@ -9,21 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from raysim.config import Resources
 from raysim.engine import schedule
+from raysim.engine.causes import death, first_line, plain
 from raysim.engine.liveness import check_ray
 from raysim.engine.placement import Placement
 from raysim.engine.schedule import Item
 from raysim.engine.worker import Worker
-from raysim.errors import RunError, UserError
+from raysim.errors import RunError
 
 IN_FLIGHT = 2
 LOOK_S = 1.0  # between looks at whether Ray itself is still there
 ROOM_S = 5.0  # between looks at what the cluster has room for
-LEAST_SHARE = 1 / 8  # of a worker's part of the work, and
-LEAST_S = 0.02  # how long a call should take at least: each costs about a millisecond
+LEAST_SHARE, LEAST_S = 1 / 8, 0.02  # of a worker's part, and seconds: no call should be less, each costs about 1 ms
 START_FAILURES = 10  # workers that may die one after another while none is up
 
 
@@ -110,7 +109,7 @@ class Pool:
         Raises RunError naming an item that failed max_retries + 1 times.
         """
         queue = sorted(items, key=lambda item: item.cost)
-        deal = _Deal(submit, last or submit, kind, largest, _cost(queue) / max(1, len(self.members)))
+        deal = _Deal(submit, last or submit, kind, largest, schedule.cost(queue) / max(1, len(self.members)))
         while queue or any(m.calls for m in self.members.values()):
             self._hand_out(queue, deal)
             for member, outcome in self._wait():
@@ -122,7 +121,7 @@ class Pool:
                 call = member.calls.popleft()
                 now = time.monotonic()
                 if kind:
-                    self.pace[kind] = (now - member.since) / max(_cost(call.items), 1e-9)
+                    self.pace[kind] = (now - member.since) / max(schedule.cost(call.items), 1e-9)
                 member.since = now
                 self._hand_out(queue, deal)
                 yield member.id, call.items, outcome
@@ -164,10 +163,9 @@ class Pool:
         """The first part of what falls to this worker when the queue is dealt out to all; nothing if nothing does."""
         pace, now = self.pace.get(deal.kind), time.monotonic()
         part = queue[-1:] if deal.largest == 1 else schedule.parts(queue, self._loads(pace, now))[member.id]
-        if not part and not member.calls:
-            part = queue[-1:]  # workers that are still to start may have got it all
-        if not part:
+        if not part and member.calls:
             return
+        part = part or queue[-1:]  # an idle worker: those that are still to start may have got it all
         least = max(LEAST_SHARE * deal.share, LEAST_S / pace if pace else 0.0)
         chunk = schedule.first(part, least)[: deal.largest]
         taken = {id(item) for item in chunk}
@@ -181,7 +179,7 @@ class Pool:
         """Cost of what each worker still has to do, less what it should have done of it by now."""
         loads = {}
         for m in self.members.values():
-            costs = [_cost(call.items) for call in m.calls]
+            costs = [schedule.cost(call.items) for call in m.calls]
             if costs and pace and m.ready:
                 costs[0] = max(0.0, costs[0] - (now - m.since) / pace)
             loads[m.id] = sum(costs)
@@ -207,11 +205,11 @@ class Pool:
             try:
                 outcome = ray.get(ref)
             except RayActorError as error:
-                outcome = self._bury(member, _cause(error))
+                outcome = self._bury(member, death(error))
             except ObjectLostError as error:  # done, but the answer was lost with its node
-                outcome = self._bury(member, f"its answer was lost ({_first_line(error)})")
+                outcome = self._bury(member, f"its answer was lost ({first_line(error)})")
             except RayTaskError as error:
-                raise _plain(error, member.calls[0].items if member.calls else []) from None
+                raise plain(error, member.calls[0].items if member.calls else []) from None
             if not member.ready and not isinstance(outcome, _Lost):
                 member.ready, member.node, self._failed_starts = True, str(outcome), 0
                 joined = True
@@ -300,30 +298,3 @@ class _Deal:
     kind: str
     largest: int | None
     share: float
-
-
-def _cost(items: Sequence[Item]) -> float:
-    return sum(item.cost for item in items)
-
-
-def _plain(error: RayTaskError, items: list[Item]) -> Exception:
-    """What a call raised, without Ray's wrapping: the user's mistakes as such, anything else with the work it hit."""
-    cause = error.cause
-    if isinstance(cause, UserError):
-        return UserError(str(cause))
-    what = items[0].name if items else "a call to a worker"
-    return RunError(f"{what} failed: {type(cause).__name__}: {cause}")
-
-
-def _cause(error: RayActorError) -> str:
-    """Why a worker died; RunError where it cannot start at all, as on a node that lacks a package."""
-    text = str(error).strip()
-    if "creation task" in text:
-        where = re.search(r"\bip=([\w.:]+)", text)
-        last = text.splitlines()[-1].strip()
-        raise RunError(f"a worker cannot start{f' on {where[1].rstrip(chr(44))}' if where else ''}: {last}") from None
-    return f"its worker died ({_first_line(error)})"
-
-
-def _first_line(error: RayError) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

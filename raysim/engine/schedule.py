@@ -16,6 +16,11 @@ class Item:
     attempts: int = 0
 
 
+def cost(items: Sequence[Item]) -> float:
+    """Of all these items together."""
+    return sum(item.cost for item in items)
+
+
 def parts(queue: Sequence[Item], loads: Mapping[int, float]) -> dict[int, list[Item]]:
     """Deal items out to workers, each to the one that is free first (Graham's longest processing time first).
 
@@ -37,17 +42,17 @@ def first(part: Sequence[Item], least: float) -> list[Item]:
 
     An item that failed before travels alone, so that it cannot take others down with it.
     """
-    whole = sum(item.cost for item in part)
+    whole = cost(part)
     target = max(whole / 2, least)
     if whole - target < least:
         target = whole
     chunk: list[Item] = []
-    cost = 0.0
+    taken = 0.0
     for item in part:
-        if chunk and (cost >= target or item.attempts):
+        if chunk and (taken >= target or item.attempts):
             break
         chunk.append(item)
-        cost += item.cost
+        taken += item.cost
         if item.attempts:
             break
     return chunk
