@@ -22,7 +22,7 @@ from raysim.errors import RunError
 IN_FLIGHT = 2
 LOOK_S = 1.0  # between looks at whether Ray itself is still there
 ROOM_S = 5.0  # between looks at what the cluster has room for
-LEAST_SHARE, LEAST_S = 1 / 8, 0.02  # of a worker's part, and seconds: no call should be less, each costs about 1 ms
+LEAST_SHARE, LEAST_S = 1 / 8, 0.1  # of a worker's part, and seconds: no call should be less, each costs some ms
 START_FAILURES = 10  # workers that may die one after another while none is up
 
 
