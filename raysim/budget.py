@@ -16,6 +16,7 @@ from raysim.rounding import floor_count, largest_remainder
 
 Size = Literal["sqrt", "linear", "none"]
 BETAS = tuple(range(1, 65))
+_SAMPLE = 1 << 13
 
 
 def strength_K(counts_KC: IntArray, entropy: bool = True, size: Size = "sqrt") -> FloatArray:
@@ -49,8 +50,8 @@ def fill_to_total(counts_KC: IntArray, strength: FloatArray, total: int) -> IntA
     """
     if total == 0:
         return np.zeros_like(counts_KC)
-    beta = solve_beta(counts_KC, strength, total)
-    return largest_remainder(fill(counts_KC, threshold_K(strength, beta)), total)
+    quota_KC = fill(counts_KC, threshold_K(strength, solve_beta(counts_KC, strength, total)))
+    return quota_KC if int(quota_KC.sum()) == total else largest_remainder(quota_KC, total)
 
 
 def solve_beta(counts_KC: IntArray, strength: FloatArray, total: int) -> float:
@@ -63,23 +64,46 @@ def solve_beta(counts_KC: IntArray, strength: FloatArray, total: int) -> float:
             f"allocation.total = {total}: every client is balanced, so no beta places an image; "
             "use another policy, or total 0"
         )
-    low, high = 0.0, 4.0 / float(strength.max())
-    while images(counts_KC, threshold_K(strength, high)) < total:
-        low, high = high, high * 4
+    low, high = _bracket(counts_KC, strength, total)
     settled = 0
     while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        made = settled + images(counts_KC, threshold_K(strength, middle))
-        if made == total:
-            return middle  # quotas only grow with beta, so every beta of this total has this quota
-        low, high = (middle, high) if made < total else (low, middle)
         # Clients whose threshold is the same at both ends are counted once and left alone from here on.
         b_K = threshold_K(strength, high)
         open_K = threshold_K(strength, low) != b_K
         if 2 * np.count_nonzero(open_K) < len(open_K):
             settled += images(counts_KC[~open_K], b_K[~open_K])
             counts_KC, strength = counts_KC[open_K], strength[open_K]
+        middle = (low + high) / 2
+        made = settled + images(counts_KC, threshold_K(strength, middle))
+        if made == total:
+            return middle  # quotas only grow with beta, so every beta of this total has this quota
+        low, high = (middle, high) if made < total else (low, middle)
     return high
+
+
+def _bracket(counts_KC: IntArray, strength: FloatArray, total: int) -> tuple[float, float]:
+    """(a beta of fewer images than `total`, one of at least as many); near each other where clients are many.
+
+    Of many clients, a few thousand tell the beta to within a few per cent; each pass over all of them takes a second.
+    """
+    every = len(strength) // _SAMPLE
+    if every < 2 or not strength[::every].max() > 0:
+        low, high = 0.0, 4.0 / float(strength.max())
+        while images(counts_KC, threshold_K(strength, high)) < total:
+            low, high = high, high * 4
+        return low, high
+    guess, step = solve_beta(counts_KC[::every], strength[::every], max(1, total // every)), 1.02
+    if images(counts_KC, threshold_K(strength, guess)) < total:
+        low, high = guess, guess * step
+        while images(counts_KC, threshold_K(strength, high)) < total:
+            step **= 2
+            low, high = high, high * step
+        return low, high
+    low, high = guess / step, guess
+    while images(counts_KC, threshold_K(strength, low)) >= total:
+        step **= 2
+        low, high = low / step, low
+    return low, high
 
 
 @dataclass(frozen=True)

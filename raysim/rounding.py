@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from raysim.records import FloatArray, IntArray
+from raysim.records import BoolArray, FloatArray, IntArray
 
 _TOLERANCE = 1e-9  # far above the error of a product of two doubles, far below what a user could mean
 _GRID = 2.0**40  # shares given as floats are rounded to this grid, so that shares equal on paper are equal
@@ -33,27 +33,34 @@ def largest_remainder(weights: IntArray | FloatArray, total: int) -> IntArray:
     the flattened array, which is (client, class) (Hamilton's method).  The division is in integers, hence exact.
     Raises ValueError if `total` is positive and every weight is 0.
     """
-    floors, remainder = _divide(_integers(weights), total)
-    units = total - int(floors.sum())
-    if units:
-        flat, ranked = floors.reshape(-1), remainder.reshape(-1)
-        threshold = _nth_largest(ranked, units)
-        above = ranked > threshold
-        flat += above
-        flat[np.flatnonzero(ranked == threshold)[: units - int(above.sum())]] += 1
-    return floors
+    cells = _integers(weights).reshape(-1)
+    if not cells.any():
+        if total:
+            raise ValueError(f"cannot spread {total} over cells that all have weight 0")
+        return np.zeros(weights.shape, dtype=np.int64)
+    # Equal weights have equal shares: of 100 million small weights, each is divided once, and looked up.
+    is_small = int(cells.max()) < cells.size
+    value_V = np.arange(int(cells.max()) + 1) if is_small else cells
+    value_of_cell = cells if is_small else np.arange(cells.size)
+    cells_V = np.bincount(value_of_cell)
+    floor_V, remainder_V = _divide(value_V, total, int(cells.sum()))
+    units = total - int(floor_V @ cells_V)
+    descending = np.argsort(-remainder_V, kind="stable")
+    last = remainder_V[descending[np.searchsorted(np.cumsum(cells_V[descending]), units)]]
+    is_above_V, is_tied_V = remainder_V > last, remainder_V == last
+    parts: IntArray = (floor_V + is_above_V).take(value_of_cell, mode="clip")
+    _first(parts, is_tied_V, value_of_cell, units - int(cells_V[is_above_V].sum()))
+    return parts.reshape(weights.shape)
 
 
-def _nth_largest(values: IntArray, n: int) -> int:
-    """By bisection on the value: of 100 million cells, neither a sort nor a copy can be afforded."""
-    low, high = int(values.min()), int(values.max())
-    while low < high:
-        middle = (low + high + 1) // 2
-        if int(np.count_nonzero(values >= middle)) >= n:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _first(parts: IntArray, is_tied_V: BoolArray, value_of_cell: IntArray, units: int) -> None:
+    """One more for each of the first `units` cells whose value is tied; in slices, to need no list of all of them."""
+    for start in range(0, len(parts), _SLICE):
+        tied = start + np.flatnonzero(is_tied_V[value_of_cell[start : start + _SLICE]])[:units]
+        parts[tied] += 1
+        units -= len(tied)
+        if not units:
+            return
 
 
 def even_over_classes(weights_K: IntArray, classes: int, total: int) -> IntArray:
@@ -61,7 +68,7 @@ def even_over_classes(weights_K: IntArray, classes: int, total: int) -> IntArray
 
     weights_K: integer share of each client.  Returns quota_KC, which sums to exactly `total`.
     """
-    floors_K, remainder_K = _divide(weights_K, total, classes)
+    floors_K, remainder_K = _divide(weights_K, total, int(weights_K.sum()) * classes)
     # The cells of a client have equal remainders, so units go to whole clients, class by class, until they run out.
     full, part = divmod(total - int(floors_K.sum()) * classes, classes)
     order_K = np.argsort(-remainder_K, kind="stable")
@@ -80,20 +87,10 @@ def _integers(weights: IntArray | FloatArray) -> IntArray:
     return np.rint(weights / (whole or 1.0) * _GRID).astype(np.int64)
 
 
-def _divide(weights: IntArray, total: int, cells: int = 1) -> tuple[IntArray, IntArray]:
-    """Quotient and remainder of weights * total / (sum of weights over all cells, of which each weight has `cells`)."""
-    whole = int(weights.sum()) * cells
-    if whole == 0:
-        if total:
-            raise ValueError(f"cannot spread {total} over cells that all have weight 0")
-        return np.zeros_like(weights), np.zeros_like(weights)
+def _divide(weights: IntArray, total: int, whole: int) -> tuple[IntArray, IntArray]:
+    """Quotient and remainder of weights * total / whole, in Python's integers where 64 bits are not enough."""
     if int(weights.max()) * total < 2**62:
-        remainder: IntArray = weights * np.int64(total)
-        quotient: IntArray = remainder // whole
-        # In slices, because the product would be one more array of the size of the result.
-        flat, flat_quotient = remainder.reshape(-1), quotient.reshape(-1)
-        for start in range(0, flat.size, _SLICE):
-            flat[start : start + _SLICE] -= flat_quotient[start : start + _SLICE] * whole
+        quotient, remainder = np.divmod(weights * np.int64(total), whole)
         return quotient, remainder
     exact = weights.astype(object) * total
     return (exact // whole).astype(np.int64), (exact % whole).astype(np.int64)

@@ -46,6 +46,21 @@ def test_largest_remainder_is_exact_and_within_one_of_the_share(weights, total):
 
 
 @quick
+@given(arrays(np.int64, st.integers(1, 40), elements=st.integers(0, 7)), st.integers(1, 9), st.integers(0, 300))
+def test_large_and_small_weights_in_one_ratio_give_the_same_parts(weights, factor, total):
+    """Small weights are divided once for each value, large ones cell by cell."""
+    weights[0] += 1
+    parts = largest_remainder(weights, total)
+    assert parts.tolist() == largest_remainder(weights * factor * 1000, total).tolist()
+    shares = [int(w) * total for w in weights]
+    order = sorted(range(len(shares)), key=lambda i: (-(shares[i] % int(weights.sum())), i))
+    expected = [share // int(weights.sum()) for share in shares]
+    for i in order[: total - sum(expected)]:
+        expected[i] += 1
+    assert parts.tolist() == expected
+
+
+@quick
 @given(arrays(np.int64, st.integers(1, 8), elements=st.integers(0, 50)), st.integers(1, 5), st.integers(0, 500))
 def test_even_over_classes_equals_largest_remainder_of_its_cells(weights_K, classes, total):
     weights_K[0] += 1
