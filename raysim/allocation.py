@@ -14,6 +14,7 @@ from raysim.errors import ConfigError, UserError
 from raysim.plugins import check_parameters, resolve
 from raysim.records import IntArray
 from raysim.rounding import even_over_classes, largest_remainder
+from raysim.user_code import ask_policy
 
 __all__ = ["fedeas", "full", "missing_only", "none", "size_proportional", "uniform"]
 
@@ -153,15 +154,16 @@ def to_total(
     Raises UserError if the policy cannot place so many.
     """
     function = _policy(policy) if isinstance(policy, str) else policy
+    name = policy if isinstance(policy, str) else f"{function.__module__}:{function.__qualname__}"
     wanted = _resolve_total(total, counts_KC)
     given = dict(params or {})
     checked, problems = check_parameters(function, {**given, "total": wanted}, "allocation")
     if not problems:
-        return function(counts_KC, **checked)
+        return ask_policy(name, function, counts_KC, checked)
     checked, problems = check_parameters(function, given, "allocation")
     if problems:
         raise ConfigError(problems)
-    return _scaled(function(counts_KC, **checked), wanted)
+    return _scaled(ask_policy(name, function, counts_KC, checked), wanted)
 
 
 def _policy(name: str) -> Policy:
@@ -183,7 +185,7 @@ def _resolve_total(total: Total, counts_KC: IntArray) -> int | None:
         checked, problems = check_parameters(policy, keys, "allocation.total", also=["of"])
         if problems:
             raise ConfigError(problems)
-        return int(policy(counts_KC, **checked).sum())
+        return int(ask_policy(total["of"], policy, counts_KC, checked, "allocation.total.of").sum())
     if isinstance(total, bool) or not isinstance(total, int | np.integer) or total < 0:
         raise UserError(f"allocation.total = {total!r}: must be a whole number of at least 0, or {{of: a policy}}")
     return int(total)

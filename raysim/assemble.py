@@ -12,13 +12,15 @@ from raysim.engine.messages import Plugin, WorkerSetup
 from raysim.engine.versions import installed
 from raysim.errors import UserError
 from raysim.flat_model import FlatModel, build_model
-from raysim.prepare import Prepared
+from raysim.prepare import Prepared, named
 from raysim.privacy import require_library
 from raysim.server import cohort_size
 from raysim.training import LocalAlgorithm
+from raysim.user_code import blaming
 from raysim.yaml_io import read_yaml
 
 Source = str | Path | Mapping[str, Any] | Config
+_TEST_SPLITS = "parquet: test-*.parquet; image_folder: test/; npz: test_images and test_labels"
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,16 @@ def plugin(kind: str, section: Section) -> Plugin:
 
 def build_parts(config: Config, prepared: Prepared) -> Parts:
     """Build what can refuse its parameters, the data or the cohort, before anything starts."""
+    if not len(prepared.split.test_labels_N):
+        raise UserError(
+            f"data.name = {config.data.name}: there is no test image, so no accuracy could be measured; add a test "
+            f"split ({_TEST_SPLITS}), or raise data.test_fraction where there is none"
+        )
+    with blaming(named(config)):
+        return _build_parts(config, prepared)
+
+
+def _build_parts(config: Config, prepared: Prepared) -> Parts:
     rule = plugin("aggregation", config.aggregation).build()
     if hasattr(rule, "check"):
         rule.check(cohort_size(config.clients_per_round, prepared.partition.clients))

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -79,11 +80,16 @@ def plan(
 
     CONFIG is a YAML file, KEY=VALUE as for `run`. experiments/cifar10_counts.yaml needs no data set, only label counts.
     """
+    from raysim.data.index_file import check_target, make_folder
     from raysim.data.index_file import save_partition as save
     from raysim.plan_table import print_json, print_plan
     from raysim.planning import draw
     from raysim.planning import plan as make_plan
 
+    if figures is not None:
+        make_folder(Path(figures).expanduser(), "--figures")
+    if save_partition is not None:
+        check_target(save_partition)
     planned = make_plan(
         config, overrides, policies=policies, betas=betas, seeds=seeds, measure_speed=not no_measure
     )
@@ -156,13 +162,29 @@ def cache_clear(folder: str | None) -> None:
 
 
 @commands.command("list")
-def list_plugins() -> None:
-    """Show every plug-in that a configuration can name, by section of the configuration."""
+@click.argument("kind", required=False)
+@click.argument("name", required=False)
+def list_plugins(kind: str | None, name: str | None) -> None:
+    """Show every plug-in that a configuration can name, by section of the configuration.
+
+    With KIND, such as allocation, those of that section; with a NAME, too, such as fedeas, the keys that it takes.
+    """
+    from raysim.plugin_keys import describe
+
+    if name is not None:
+        for line in describe(str(kind), name):
+            click.echo(line)
+        return
+    _list(kind)
+
+
+def _list(only: str | None) -> None:
     from raysim.config import Config
+    from raysim.plugin_keys import check_kind
     from raysim.plugins import KINDS, available
 
     formatter = click.HelpFormatter(width=min(shutil.get_terminal_size().columns, 120))
-    for kind in KINDS:
+    for kind in KINDS if only is None else [check_kind(only)]:
         if kind == "modifier":
             heading, about = "partition.<modifier>", "Changes to the partition, each a key of its own; off by default."
         else:
@@ -172,6 +194,7 @@ def list_plugins() -> None:
         formatter.write_dl(sorted((name, doc) for name, (_, doc) in available(kind).items()))
         formatter.dedent()
     click.echo(formatter.getvalue().lstrip())
+    click.echo("The keys of one of them: python -m raysim list allocation fedeas")
     click.echo("In YAML: `local: {name: fedprox, mu: 0.01}`; on the command line: local.name=fedprox local.mu=0.01")
     click.echo("Your own plug-ins, in any module that Python finds: local.name=package.module:attribute")
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
@@ -78,7 +78,7 @@ class Config(_Base):
     rounds: Annotated[int, Field(ge=1)]
     """Federated rounds."""
     clients_per_round: Annotated[int, Field(ge=1)] | Fraction = 1.0
-    """Participants of a round: a number, or a fraction in (0, 1] (at least one client)."""
+    """Participants of a round: a number, or a fraction in (0, 1], rounded to a whole number of at least one."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     """Rounds between evaluations on the test split; the last round is always evaluated."""
     data: DataSection
@@ -131,9 +131,8 @@ _PLAIN: dict[str, type[BaseModel]] = {
 
 def apply_overrides(plain: dict[str, Any], overrides: Iterable[str]) -> list[str]:
     """Set dotted keys (`allocation.beta=8`) in place; returns notes on keys that a changed name made meaningless."""
-    assignments = parse_overrides(overrides)
     # A changed name comes first: the file's keys for the old plug-in go, the command line's own keys stay.
-    assignments.sort(key=lambda a: a[0][-1] != "name")
+    assignments = sorted(parse_overrides(overrides), key=lambda a: a[0][-1] != "name")
     notes: list[str] = []
     for steps, value in assignments:
         node = plain
@@ -163,9 +162,7 @@ def _drop_foreign_keys(section: str, node: dict[str, Any], name: Any) -> list[st
 
 
 def _section_class(section: str) -> type[BaseModel]:
-    annotation = Config.model_fields[section].annotation
-    assert isinstance(annotation, type)
-    return annotation
+    return cast(type[BaseModel], Config.model_fields[section].annotation)
 
 
 _Model = TypeVar("_Model", bound=BaseModel)

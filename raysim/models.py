@@ -164,7 +164,8 @@ def resnet18(
 
 def _require(fits: bool, name: str, image_size: tuple[int, int], at_least: int) -> None:
     if not fits:
+        smaller = "`cnn` (from 4 x 4), `mlp` or `linear` (any size)" if min(image_size) >= 4 else "`mlp` or `linear`"
         raise UserError(
-            f"model.name: {name} needs images of at least {at_least} x {at_least} pixels, the data has "
-            f"{image_size[0]} x {image_size[1]}; choose `cnn` (from 4 x 4), `mlp` or `linear` (any size)"
+            f"model.name = {name}: needs images of at least {at_least} x {at_least} pixels, the data has "
+            f"{image_size[0]} x {image_size[1]}; choose {smaller}"
         )

@@ -15,6 +15,7 @@ from raysim.imbalance import contributions_K, missing_cells, removed_fraction, t
 from raysim.plugins import check_name, check_parameters, parameters, resolve
 from raysim.prepare import load_split, make_partition
 from raysim.records import FloatArray, IntArray, Partition, Split
+from raysim.user_code import ask_policy
 
 POLICIES = ("none", "fedeas", "uniform", "size_proportional", "missing_only", "full")
 BETAS = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0, 24.0, 32.0, 48.0, 64.0)
@@ -153,7 +154,7 @@ def _row(name: str, counts_KC: IntArray, params: dict[str, Any], matched: bool =
         checked, problems = check_parameters(policy, params, "allocation")
         if problems:
             raise UserError("; ".join(problems))
-        quota_KC = policy(counts_KC, **checked)
+        quota_KC = ask_policy(name, policy, counts_KC, checked)
     except UserError as error:
         problem = str(error)
     after_KC = counts_KC + quota_KC

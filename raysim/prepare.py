@@ -1,14 +1,16 @@
 """From a configuration to images, clients and a quota: everything that is known before any worker starts."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from raysim import rng
-from raysim.config import MODIFIERS, Config
+from raysim.config import MODIFIERS, PLUGIN_SECTIONS, Config
 from raysim.errors import UserError
 from raysim.plugins import resolve
 from raysim.records import IntArray, Partition, Split
+from raysim.user_code import ask_policy, blaming, checked_partition, checked_split
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,23 @@ def load_split(config: Config) -> Split:
     """The configured data set, public images set apart, cut to the configured numbers of samples."""
     from raysim.data.splits import hold_out, subset
 
-    split: Split = resolve("data", config.data.name)(**config.data.params)
+    name = config.data.name
+    with blaming({"data.name": name}):
+        split: Split = resolve("data", name)(**config.data.params)
+    split = checked_split(split, name) if ":" in name else split
     return subset(hold_out(split, config.data.public_frac), config.data.train_samples, config.data.test_samples)
 
 
 def make_partition(config: Config, split: Split) -> Partition:
     """Who owns which training sample, modifiers applied; a function of the data, the configuration and the seed."""
     section = config.partition
-    draw = rng.stream(config.seed, rng.PARTITION)
-    partition: Partition = resolve("partition", section.name)(
-        split.train_labels_N, split.classes, draw, **section.params
-    )
+    draw = rng.stream(config.seed, rng.PARTITION) if section.stream == "raysim" else _numpy_stream(config)
+    kind, samples = resolve("partition", section.name), len(split.train_labels_N)
+    with blaming({"partition.name": section.name}):
+        partition: Partition = kind(split.train_labels_N, split.classes, draw, **section.params)
+    if ":" in section.name:
+        shared = getattr(kind, "replacement", False) is True
+        partition = checked_partition(partition, samples, split.classes, section.name, shared)
     for i, key in enumerate(MODIFIERS):
         params = getattr(section, key)
         if params is not None:
@@ -42,17 +50,31 @@ def make_partition(config: Config, split: Split) -> Partition:
     return partition
 
 
+def _numpy_stream(config: Config) -> Any:
+    if config.partition.name == "dirichlet_client":
+        raise UserError("partition.stream = numpy: each client of dirichlet_client has a stream of its own; use raysim")
+    if config.seed >= 2**32:
+        raise UserError(f"seed = {config.seed}: partition.stream = numpy takes seeds below 2^32 = {2**32}")
+    return rng.numpy_stream(config.seed)
+
+
 def make_quota(config: Config, partition: Partition) -> IntArray:
     """Synthetic images per client and class."""
     if partition.drawn is not None and config.allocation.name == "none" and not config.allocation.params.get("total"):
         return np.broadcast_to(np.int64(0), (partition.clients, partition.classes))  # an array without memory
-    quota_KC: IntArray = resolve("allocation", config.allocation.name)(partition.counts_KC, **config.allocation.params)
+    name, counts_KC = config.allocation.name, partition.counts_KC
+    quota_KC = ask_policy(name, resolve("allocation", name), counts_KC, config.allocation.params)
     empty = np.flatnonzero(partition.sizes_K + quota_KC.sum(axis=1) == 0)
     if len(empty):
         raise UserError(
             f"client {empty[0]} has no sample, real or synthetic; raise partition.min_samples or use fewer clients"
         )
     return quota_KC
+
+
+def named(config: Config) -> dict[str, str]:
+    """The plug-ins of a configuration by key, such as local.name -> sgd."""
+    return {f"{section}.name": getattr(config, section).name for section in PLUGIN_SECTIONS}
 
 
 def prepare(config: Config, split: Split | None = None) -> Prepared:

@@ -81,6 +81,8 @@ def problems_of(
             must = f"text; put it in quotes (on the command line: '\"{value}\"')"
         elif isinstance(value, str):
             must = must.replace("NAME", value)
+        elif isinstance(value, float) and value.is_integer() and "a whole number" in must:
+            must = f"{must}; write {int(value)}"
         lines.setdefault(key, f"{key} = {show(value)}: must be {must}")
     return list(lines.values())
 

@@ -43,6 +43,11 @@ def integer(seed: int, purpose: str, *keys: int) -> int:
     return _entropy(seed, purpose, keys) & (2**63 - 1)
 
 
+def numpy_stream(seed: int) -> np.random.RandomState:
+    """numpy's RandomState of this seed: one stream for everything, as code had that called numpy.random.seed."""
+    return np.random.RandomState(seed)
+
+
 def torch_stream(seed: int, purpose: str, *keys: int) -> "torch.Generator":
     """A CPU torch generator for this purpose and these keys."""
     import torch

@@ -16,16 +16,17 @@ from raysim.display import Display
 from raysim.engine.liveness import cause_of
 from raysim.engine.session import Session, placement_before_start
 from raysim.engine.store import put
-from raysim.errors import UserError
+from raysim.errors import RunError, UserError
 from raysim.interrupts import Signals
 from raysim.narration import say_plan, say_start, store_note, totals, tracked
-from raysim.prepare import Prepared, prepare
+from raysim.prepare import Prepared, named, prepare
 from raysim.records import Split, Synthetic
 from raysim.run_directory import RunDirectory
 from raysim.run_quality import measure_run
 from raysim.server import Assessment, Server, ServerState
 from raysim.synthesis import synthesise
 from raysim.tracking import NullTracker, Status, Tracker, check_uri
+from raysim.user_code import blaming
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,8 +59,8 @@ def run(
     Raises ConfigError or UserError, before Ray starts, for input that cannot work, and RunError for a run that failed.
     """
     with Display() as display, Signals() as signals:
-        name = "run" if isinstance(source, Mapping | Config) else Path(source).stem
         config = read_config(source, overrides, keys)
+        name = "run" if isinstance(source, Mapping | Config) else Path(source).stem
         for note in config.notes:
             display.line(f"note: {note}")
         return _Run.begin(config, name, display, signals, resume, split).to_the_end(session)
@@ -183,7 +184,8 @@ class _Run:
                 pool = session.pool(self.config.resources, self.display.line)
                 self.display.line(f"{session.where}; {pool.placement}")
                 self.seconds["start"] = time.monotonic() - began
-                return self._phases(pool)
+                with blaming(named(self.config), RunError):
+                    return self._phases(pool)
             except BaseException as error:
                 cause = cause_of(error)
                 self._end(cause)

@@ -34,6 +34,8 @@ class DataSection(Section):
 class PartitionSection(Section):
     """Who owns which training sample, and what is changed afterwards (in the order below)."""
 
+    stream: Literal["raysim", "numpy"] = "raysim"
+    """Random numbers that deal out the samples: raysim's own, or numpy.random.RandomState(seed) of earlier code."""
     rare: dict[str, Any] | None = None
     """Cut a fraction of clients to few samples: {fraction: 0.2, max_samples: 120}."""
     label_noise: dict[str, Any] | None = None

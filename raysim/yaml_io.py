@@ -47,6 +47,8 @@ def parse_yaml(text: str, source: str) -> Any:
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         is_tab = "\\t" in str(error.problem)
         remedy = "indent with spaces, not tabs" if is_tab else "text with special characters needs quotes"
+        if "another document" in str(error.problem):
+            remedy = "a file holds one configuration; remove the line `---` and what belongs to another"
         raise ConfigError([f"{where}not valid YAML: {error.problem or error.context}; {remedy}"], source) from error
     except yaml.YAMLError as error:
         raise ConfigError([f"not valid YAML: {' '.join(str(error).split())}"], source) from error
@@ -59,6 +61,8 @@ def parse_yaml(text: str, source: str) -> Any:
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file; ConfigError for a file that is missing, empty, not text or not a mapping."""
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError([f"{path!r} is no configuration; give the path of a YAML file, or a mapping"])
     file = Path(path).expanduser()
     if not file.exists() or file.is_dir():
         what = "is a folder" if file.is_dir() else "does not exist"
@@ -98,6 +102,8 @@ def _as_plain(value: Any) -> Any:
 
 def parse_overrides(overrides: Iterable[str]) -> list[tuple[list[str], Any]]:
     """(steps of the key, value) of each override; ConfigError lists all that are malformed or stand twice."""
+    if isinstance(overrides, str):
+        raise ConfigError([f"overrides = {overrides!r}: must be a list of texts, such as [{overrides!r}]"])
     problems: list[str] = []
     assignments: dict[str, tuple[list[str], Any]] = {}
     for text in overrides:

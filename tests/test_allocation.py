@@ -221,7 +221,7 @@ def test_a_hundred_thousand_clients_of_a_hundred_classes_take_a_fraction_of_a_se
 
 
 def test_the_beta_of_many_clients_is_the_least_that_reaches_the_total():
-    """40,000 clients, whose beta is first guessed from every fourth; totals that none and the first guess meets."""
+    """40,000 clients, whose beta is first guessed from every fourth; totals small and large."""
     counts_KC = rng.stream(3, rng.PARTITION).integers(0, 9, size=(40_000, 5))
     strength = budget.strength_K(counts_KC)
     for total in (1, 999, 123_457, 7_654_321):

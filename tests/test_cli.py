@@ -74,6 +74,26 @@ def test_list_shows_every_plugin_with_the_first_line_of_its_docstring(monkeypatc
             assert "".join([name, *doc.split()]) in text
 
 
+def test_list_shows_the_keys_of_one_plugin_with_ranges_and_defaults(monkeypatch, capsys):
+    code, out, _ = call(monkeypatch, capsys, "list", "allocation", "fedeas")
+    assert code == 0 and out.startswith("allocation fedeas: FedEAS: fill the classes")
+    assert "  allocation.beta: a number greater than 0, or auto (default 12.0). Budget factor\n" in out
+    assert "  allocation.size: sqrt, linear or none (default sqrt)\n" in out
+    assert "partition.rare.max_samples: a whole number" in call(monkeypatch, capsys, "list", "modifier", "rare")[1]
+    code, out, _ = call(monkeypatch, capsys, "list", "partition")
+    assert code == 0 and "dirichlet_client" in out and "allocation.name" not in out
+    for arguments, said in ((["alocation"], "did you mean 'allocation'"), (["local", "fedprx"], "'fedprox'")):
+        code, _, err = call(monkeypatch, capsys, "list", *arguments)
+        assert code == 2 and said in err
+
+
+@pytest.mark.parametrize("kind", ["data", "partition", "modifier", "allocation", "server", "aggregation"])
+def test_list_describes_every_plugin(kind, monkeypatch, capsys):
+    for name in available(kind):
+        code, out, _ = call(monkeypatch, capsys, "list", kind, name)
+        assert code == 0 and "something else" not in out and available(kind)[name][1] in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

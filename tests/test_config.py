@@ -42,7 +42,7 @@ def test_a_minimal_configuration_fills_in_every_other_key():
     resolved = config.resolved()
     assert resolved["partition"] == {
         "name": "dirichlet", "clients": 10, "alpha": 0.1, "min_samples": 1,
-        "rare": None, "label_noise": None, "input_noise": None,
+        "stream": "raysim", "rare": None, "label_noise": None, "input_noise": None,
     }
     assert set(resolved) == set(Config.model_fields)
     assert json.loads(json.dumps(resolved)) == resolved
@@ -74,6 +74,7 @@ def test_a_missing_file_is_named_with_its_absolute_path_and_host(tmp_path, monke
         ("local:\n  lr: 0.1\n  momentum: 0\n  lr: 0.2\n", "line 4: the key 'lr' stands twice"),
         ("on: 3\n", "line 1: the key 'on' is not text to YAML; put it in quotes"),
         ("1: 3\n", "the key '1' is not text"),
+        ("rounds: 1\n---\nrounds: 2\n", "a file holds one configuration; remove the line `---`"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused_with_the_line(tmp_path, text, said):
@@ -85,6 +86,12 @@ def test_a_binary_file_is_refused(tmp_path):
     (tmp_path / "weights.bin").write_bytes(b"\xff\xfe\x00\x80")
     [problem] = problems(tmp_path / "weights.bin")
     assert "not a text file" in problem
+
+
+def test_what_is_no_path_and_overrides_in_one_text_are_refused():
+    with pytest.raises(ConfigError, match=r"None is no configuration; give the path of a YAML file, or a mapping"):
+        load_config(None)  # type: ignore[arg-type]
+    assert problems(BASE, "seed=3") == ["overrides = 'seed=3': must be a list of texts, such as ['seed=3']"]
 
 
 def test_yaml_merge_keys_are_not_taken_for_duplicates(tmp_path):
@@ -167,6 +174,7 @@ def test_missing_required_keys_are_named_with_what_they_hold():
         ("rounds=three", "rounds = three: must be a whole number of at least 1"),
         ("rounds=", "rounds = null: must be a whole number of at least 1"),
         ("rounds=true", "rounds = true: must be a whole number of at least 1"),
+        ("seed=1e3", "seed = 1000.0: must be a whole number of at least 0; write 1000"),
         ("seed=1.5", "seed = 1.5: must be a whole number of at least 0"),
         ("local.lr=[0.1]", "local.lr = [0.1]: must be a number greater than 0"),
         ("local.nesterov=3", "local.nesterov = 3: must be true or false"),

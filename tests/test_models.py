@@ -75,8 +75,15 @@ def test_lenet_takes_its_sizes(size):
 
 @pytest.mark.parametrize(("name", "size"), [("lenet", (15, 28)), ("lenet", (8, 8)), ("cnn", (3, 8)), ("cnn", (8, 3))])
 def test_too_small_an_image_names_model_and_size(name, size):
-    with pytest.raises(UserError, match=rf"model.name: {name} .*{size[0]} x {size[1]}"):
+    with pytest.raises(UserError, match=rf"model.name = {name}: .*{size[0]} x {size[1]}"):
         build(name, image_size=size)
+
+
+def test_the_models_named_instead_take_images_of_that_size():
+    with pytest.raises(UserError, match=r"the data has 2 x 2; choose `mlp` or `linear`$"):
+        build("cnn", image_size=(2, 2))
+    with pytest.raises(UserError, match=r"the data has 8 x 8; choose `cnn`"):
+        build("lenet", image_size=(8, 8))
 
 
 @pytest.mark.parametrize(("name", "keys"), EVERY)

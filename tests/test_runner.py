@@ -23,9 +23,10 @@ def store_bytes() -> int:
     """Bytes that the object store holds, once Ray has deleted what nobody refers to any more (it takes a second)."""
     from ray._private.internal_api import memory_summary
 
-    sizes = []
+    address, sizes = ray.get_runtime_context().gcs_address, []  # other Rays may run on this machine
     for _ in range(12):
-        line = next(x for x in memory_summary(stats_only=True).splitlines() if x.startswith("Plasma memory usage"))
+        summary = memory_summary(address, stats_only=True)
+        line = next(x for x in summary.splitlines() if x.startswith("Plasma memory usage"))
         sizes.append(int(float(line.split()[3]) * 2**20))
         time.sleep(0.25)
     return min(sizes)

@@ -72,7 +72,7 @@ def image_folder(
         unknown = sorted({p.name for p in (root / "test").iterdir() if p.is_dir()} - set(names))
         if unknown:
             raise UserError(f"data.path = {path!r}: class {unknown[0]!r} is in test/, but not in train/; remove it")
-        test = _read_folder(root / "test", names)
+        test = _read_folder(root / "test", names, required=False)
     return build_split(
         "image_folder",
         _read_folder(train_root, names),
@@ -84,7 +84,8 @@ def image_folder(
     )
 
 
-def _read_folder(root: Path, class_names: list[str]) -> Labelled:
+def _read_folder(root: Path, class_names: list[str], required: bool = True) -> Labelled:
+    """The images of all classes, each of which must have some if `required`."""
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(class_names):
@@ -93,6 +94,10 @@ def _read_folder(root: Path, class_names: list[str]) -> Labelled:
         labels += [label] * len(found)
     if not files:
         raise UserError(f"data.path: no image in the class folders of {root.absolute()}; put PNG or JPEG files there")
+    empty = sorted(set(range(len(class_names))) - set(labels))
+    if empty and required:
+        folder = (root / class_names[empty[0]]).absolute()
+        raise UserError(f"data.path: the class folder {folder} holds no image; put images there, or remove it")
     images = decode_images(len(files), lambda i: files[i].read_bytes(), lambda i: f"data.path: {files[i]}")
     return images, np.array(labels, dtype=np.int64)
 

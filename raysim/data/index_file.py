@@ -1,6 +1,7 @@
 """Partitions in files: explicit lists of training rows, as JSON that a person can write or as numpy arrays."""
 
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,24 @@ _ARRAYS = {
 }
 
 
+def check_target(path: str | Path) -> None:
+    """UserError unless a partition can be saved there; makes the folder."""
+    target = Path(path).expanduser()
+    if target.suffix not in (".json", ".npz"):
+        raise UserError(f"--save-partition = {path}: a partition is saved as .json or .npz; name the file so")
+    make_folder(target.parent, "--save-partition")
+
+
+def make_folder(folder: Path, key: str) -> None:
+    """Make a folder that is to be written to; UserError naming `key` if that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{key}: the folder {folder} cannot be made ({error.strerror}); name another") from error
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{key}: the folder {folder} cannot be written to; name another")
+
+
 def save_partition(partition: Partition, path: str | Path) -> None:
     """Write a partition to a .json or .npz file; the partition `file` reads it back with the same hash."""
     target = Path(path).expanduser()
@@ -29,9 +48,7 @@ def save_partition(partition: Partition, path: str | Path) -> None:
     arrays = {name: getattr(partition, name) for name in _ARRAYS}
     arrays["classes"] = np.int64(partition.classes)
     arrays["replacement"] = np.bool_(len(np.unique(partition.indices)) < len(partition.indices))
-    if target.suffix not in (".json", ".npz"):
-        raise UserError(f"{target}: a partition is saved as .json or .npz; name the file so")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    check_target(target)
     if target.suffix == ".npz":
         np.savez_compressed(target, **arrays)
     else:

@@ -14,6 +14,8 @@ def plain(error: RayTaskError, items: list[Item]) -> Exception:
     if isinstance(reason, UserError):
         return UserError(str(reason))
     what = items[0].name if items else "a call to a worker"
+    if isinstance(reason, RunError):
+        return RunError(f"{what} failed: {reason}")
     return RunError(f"{what} failed: {type(reason).__name__}: {reason}")
 
 

@@ -2,20 +2,25 @@
 
 import math
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from raysim.errors import UserError
 
+WORKER_BYTES = 400_000_000  # private to a worker process with torch loaded, on CPU
+
 
 @dataclass(frozen=True)
 class Node:
-    """What one machine offers: a name for messages, CPU cores and GPUs."""
+    """What one machine offers: a name for messages, CPU cores, GPUs, and memory where it is known."""
 
     name: str
     cpus: int
     gpus: int
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,15 @@ def local_node() -> Node:
     """This machine, as far as this process may use it."""
     import torch
 
-    return Node("this machine", len(os.sched_getaffinity(0)), torch.cuda.device_count())
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Node("this machine", len(os.sched_getaffinity(0)), torch.cuda.device_count(), min(memory, _memory_limit()))
+
+
+def _memory_limit() -> int:
+    """What a container allows this process; more than any machine has, without a limit."""
+    file = Path("/sys/fs/cgroup/memory.max")
+    text = file.read_text().strip() if file.is_file() else ""
+    return int(text) if text.isdecimal() else sys.maxsize
 
 
 def capacity(node: Node, share: float) -> int:
@@ -56,7 +69,8 @@ def place(
     """The workers that fit on `nodes`; UserError with the numbers where the request does not fit.
 
     A share below one packs floor(1 / share) workers on a GPU, never across GPUs; a share above one must be whole and
-    takes that many GPUs of one node. A CPU worker takes a core; more_than_cores: unless asked for by number.
+    takes that many GPUs of one node. A CPU worker takes a core; more_than_cores: unless asked for by number, as long as
+    the memory, where it is known, holds them.
     """
     gpus = sum(n.gpus for n in nodes)
     where = ", ".join(f"{n.name}: {n.gpus} GPU, {n.cpus} CPU" for n in nodes)
@@ -79,6 +93,8 @@ def _place(
                 f"resources.workers = {workers}: each worker takes a CPU core, and there are {cores} ({where}); set it "
                 f"to at most {cores}"
             )
+        if workers != "auto":
+            _check_memory(nodes, workers, cores)
         return Placement(cores if workers == "auto" else workers, 0.0)
     if gpus == 0:
         raise UserError(f"resources.gpus_per_worker = {share:g}: no GPU was found ({where}); set it to 0 to run on CPU")
@@ -97,3 +113,14 @@ def _place(
             f"({where}); set resources.workers to at most {fit}, or a smaller share"
         )
     return Placement(workers, share)
+
+
+def _check_memory(nodes: Sequence[Node], workers: int, cores: int) -> None:
+    """UserError for more workers than cores that the memory cannot hold."""
+    memory = sum(n.memory_bytes or 0 for n in nodes)
+    if workers > cores and memory and workers * WORKER_BYTES > memory:
+        raise UserError(
+            f"resources.workers = {workers}: a worker takes about {WORKER_BYTES / 1e9:g} GB of memory before any data, "
+            f"so these take {workers * WORKER_BYTES / 1e9:,.0f} GB, and there are {memory / 1e9:,.0f} GB and {cores} "
+            f"cores; set it to at most {memory // WORKER_BYTES}; `auto` takes {cores}, one per core"
+        )

@@ -12,8 +12,10 @@ from raysim import rng
 from raysim.engine import slices
 from raysim.engine.messages import Failure, PartialSum, Plugin, Share, WorkerSetup
 from raysim.engine.versions import check_versions
+from raysim.errors import RunError
 from raysim.records import ByteArray, ClientReport, ClientTask, FloatArray, IntArray, ModelState, Partition, Split
 from raysim.update_options import RESIDUAL
+from raysim.user_code import blamed, blaming, checked_images
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +97,8 @@ class Worker:
                 report, update, client_state = self._train_one(task)
             except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the driver names client and round
                 diverged = isinstance(error, _Diverged)
-                cause = str(error) if diverged else f"{type(error).__name__}: {error}"
+                plugins = {"local.name": self.setup.local.name, "model.name": self.setup.model.name}
+                cause = blamed(error, plugins) or (str(error) if diverged else f"{type(error).__name__}: {error}")
                 answers.append((Failure(task.client, cause, diverged), None))
                 continue
             if shares is None:
@@ -248,12 +251,14 @@ class Worker:
 
     def generate(self, plugin: Plugin, labels_B: IntArray, seeds_B: IntArray) -> ByteArray:
         """Make one image per label and seed; the generator is built at its first use and stays until `release`."""
-        images: ByteArray = self._generator(plugin).sample(labels_B, seeds_B)
-        return images
+        with blaming({"generator.name": plugin.name}, RunError):
+            images = self._generator(plugin).sample(labels_B, seeds_B)
+        return checked_images(images, (len(labels_B), self.split.channels, *self.split.image_size), plugin.name)
 
     def fingerprint(self, plugin: Plugin) -> str:
         """What identifies the generator's images; checks, too, that it fits the data set."""
-        fingerprint: str = self._generator(plugin).fingerprint()
+        with blaming({"generator.name": plugin.name}, RunError):
+            fingerprint: str = self._generator(plugin).fingerprint()
         return fingerprint
 
     def _generator(self, plugin: Plugin) -> Any:

@@ -46,8 +46,16 @@ def find_folder(weights: str) -> Path:
         )
     if not (path / WEIGHTS).is_file():
         pickles = sorted(file for file in path.iterdir() if file.suffix.lower() in PICKLES)
-        raise UserError(pickle_refusal(pickles[0]) if pickles else f"generator.weights: {path / WEIGHTS} is missing")
+        raise UserError(pickle_refusal(pickles[0]) if pickles else _empty(path))
     return path
+
+
+def _empty(path: Path) -> str:
+    there = ", ".join(sorted(file.name for file in path.iterdir())[:5]) or "nothing"
+    return (
+        f"generator.weights: {path.absolute()} is a folder without {WEIGHTS} (there is {there}); give one that `raysim "
+        f"pretrain` made or that holds {CONFIG} and {WEIGHTS}, or a shipped name: {', '.join(shipped_names())}"
+    )
 
 
 def pickle_refusal(path: Path, key: str = "generator.weights") -> str:

@@ -21,7 +21,7 @@ class sgd:
     """Local SGD with optional momentum, weight decay and gradient clipping (FedAvg's client, arXiv 1602.05629)."""
 
     epochs: Annotated[int, Field(ge=1, description="local epochs")] = 1
-    steps: Annotated[int, Field(ge=1, description="local steps instead of epochs")] | None = None
+    steps: Annotated[int, Field(ge=1, description="local steps, in place of epochs where given")] | None = None
     batch_size: Annotated[int, Field(ge=1)] = 32
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="learning rate of round 1")] = 0.05
     lr_decay: Annotated[float, Field(gt=0, le=1, description="factor from one round to the next")] = 1.0

@@ -235,3 +235,12 @@ def test_npz_that_is_no_archive_is_refused(tmp_path):
     for name in ("d.npz", "single.npy"):
         with pytest.raises(UserError, match="cannot be read as an npz archive"):
             npz(path=str(tmp_path / name))
+
+
+def test_an_empty_class_folder_is_named(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+    for i in range(3):
+        Image.fromarray(np.full((4, 4), i, np.uint8)).save(tmp_path / "cat" / f"{i}.png")
+    with pytest.raises(UserError, match=rf"the class folder {tmp_path}/dog holds no image"):
+        image_folder(path=str(tmp_path))

@@ -51,7 +51,7 @@ def test_a_client_that_keeps_killing_its_worker_is_named_after_bounded_retries(
 
 def test_a_client_that_raises_is_named_with_round_type_and_text(run: Run, small: dict[str, Any]):
     small |= {**EVERYONE, "local": {"name": "tiny_algorithms:raises"}}
-    with pytest.raises(ClientError, match="client 3 failed in round 2: ZeroDivisionError: no luck today"):
+    with pytest.raises(ClientError, match=r"client 3 failed in round 2: .*ZeroDivisionError: no luck today"):
         run(small)
     status = json.loads((only_directory(small) / "status.json").read_text())
     assert status["status"] == "FAILED"

@@ -54,3 +54,14 @@ def test_cpu_workers_beyond_the_cores_need_to_be_allowed():
     assert place(NO_GPU, 9, 0, more_than_cores=True).workers == 9
     with pytest.raises(UserError, match=r"resources.workers = 9.*there are 4"):
         place(NO_GPU, 9, 0)
+
+
+def test_cpu_workers_that_the_memory_cannot_hold_are_refused_with_the_arithmetic():
+    """10 GB hold floor(10 / 0.4) = 25 workers; as many as there are cores are never refused."""
+    here = [Node("here", 2, 0, memory_bytes=10_000_000_000)]
+    assert place(here, 25, 0, more_than_cores=True).workers == 25
+    said = r"workers = 100: .*0\.4 GB.* take 40 GB, and there are 10 GB and 2 cores; .*at most 25;"
+    with pytest.raises(UserError, match=said):
+        place(here, 100, 0, more_than_cores=True)
+    assert place([Node("many", 64, 0, memory_bytes=10_000_000_000)], 64, 0, more_than_cores=True).workers == 64
+    assert place([Node("unknown", 2, 0)], 100, 0, more_than_cores=True).workers == 100

@@ -24,6 +24,12 @@ def test_a_missing_folder_is_refused_with_the_shipped_names(tmp_path):
         find_folder(str(tmp_path / "nowhere"))
 
 
+def test_a_folder_without_weights_is_refused_with_what_is_in_it(tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(UserError, match=r"a folder without diffusion_.*safetensors \(there is notes.txt\); .*digits"):
+        find_folder(str(tmp_path))
+
+
 @pytest.mark.parametrize("name", ["config.json", "diffusion_pytorch_model.safetensors", "scheduler_config.json"])
 @pytest.mark.parametrize("damage", ["missing", "cut", "garbage"])
 def test_a_missing_or_damaged_file_is_named(tmp_path, name, damage):
