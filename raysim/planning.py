@@ -216,7 +216,8 @@ def draw(planned: Plan, folder: str | Path) -> list[Path]:
     usable = [row for row in planned.quotas.rows.values() if row.images]
     names = planned.split.class_names
     paths = [
-        plots.client_counts(counts_KC, row.quota_KC, names, target / f"counts_{_slug(row.name)}.png") for row in usable
+        plots.client_counts(counts_KC, row.quota_KC, names, target / f"counts_{_slug(row.name)}.png", row.name)
+        for row in usable
     ]
     curves = {"real samples": contributions_K(counts_KC)}
     curves |= {f"with {row.name}": contributions_K(counts_KC + row.quota_KC) for row in usable}

@@ -45,20 +45,23 @@ def accuracy_curve(metrics: "pd.DataFrame", path: Path, column: str = "accuracy"
     return save(figure, path)
 
 
-def client_counts(real_KC: IntArray, synthetic_KC: IntArray, class_names: Sequence[str], path: Path) -> Path:
+def client_counts(
+    real_KC: IntArray, synthetic_KC: IntArray, class_names: Sequence[str], path: Path, policy: str = ""
+) -> Path:
     """Samples per client and class as two heat maps on one colour scale: real ones, and real plus synthetic ones.
 
-    Empty cells stay white; the scale is the square root, so that small counts show.  Returns `path`.
+    Empty cells stay white; the scale is the square root, so that small counts show.  policy: whose images they are.
+    Returns `path`.
     """
     from matplotlib.colors import PowerNorm
 
     K, C = real_KC.shape
     figure, (left, right) = blank_figures(1, 2, min(20.0, 4 + 0.5 * C), min(16.0, 2.2 + 0.32 * K))
-    both_KC = real_KC + synthetic_KC
+    both_KC, by = real_KC + synthetic_KC, f" of {policy}" if policy else ""
     norm = PowerNorm(0.5, vmin=0, vmax=max(1, int(both_KC.max(initial=1))))
     for axes, counts_KC, title in (
         (left, real_KC, f"Real samples: {int(real_KC.sum()):,}"),
-        (right, both_KC, f"With {int(synthetic_KC.sum()):,} synthetic images: {int(both_KC.sum()):,}"),
+        (right, both_KC, f"With {int(synthetic_KC.sum()):,} synthetic images{by}: {int(both_KC.sum()):,} samples"),
     ):
         image = axes.imshow(np.ma.masked_equal(counts_KC, 0), aspect="auto", cmap="viridis_r", norm=norm)
         axes.set(title=title, xlabel="class", ylabel="client")
@@ -163,11 +166,12 @@ def budget_curve(images_x: FloatArray, removed_y: FloatArray, betas: FloatArray,
     figure, axes = blank_figure(7, 4.5)
     removed = np.asarray(removed_y) * 100
     axes.axhline(50, color="0.8", linewidth=0.8, zorder=0)
+    axes.text(0.995, 50, "half of it ", transform=axes.get_yaxis_transform(), ha="right", va="bottom", color="0.4")
     axes.plot(images_x, removed, marker="o", markersize=4)
     step = max(1, -(-len(betas) // 12))  # a dozen labels at most
     for i in range(0, len(betas), step):
         axes.annotate(f"{betas[i]:g}", (images_x[i], removed[i]), (0, 6), textcoords="offset points", ha="right")
-    axes.set(title="What a larger budget buys (labels: beta)", xlabel="synthetic images")
+    axes.set(title="What a larger budget of FedEAS buys (numbers: beta)", xlabel="synthetic images")
     axes.set(ylabel="imbalance score removed (%)", ylim=(min(0.0, float(removed.min(initial=0.0))), 105))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(alpha=0.3)

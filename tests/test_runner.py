@@ -13,7 +13,10 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
+import raysim
 from raysim import Result, load_config
+from raysim.errors import UserError
+from raysim.prepare import load_split
 from raysim.results import accuracy_auc, accuracy_summary
 
 Run = Callable[..., Result]
@@ -131,3 +134,37 @@ def test_an_actor_carries_no_data_with_it():
     from raysim.engine.worker import Worker
 
     assert len(cloudpickle.dumps(Worker)) < 100_000
+
+
+def test_fedeas_on_balanced_clients_is_plain_fedavg_to_the_bit(run: Run, small: dict[str, Any], tmp_path: Path):
+    """60 rows, each client with one of every class: every threshold is 0, so no image is made, and nothing changes."""
+    labels_N = load_split(load_config(small, (), ("data", "partition", "allocation"))).train_labels_N
+    by_class = [np.flatnonzero(labels_N == c)[:6] for c in range(10)]
+    rows = [[int(of_class[k]) for of_class in by_class] for k in range(6)]
+    (tmp_path / "balanced.json").write_text(json.dumps(rows))
+    config = {**small, "partition": {"name": "file", "path": str(tmp_path / "balanced.json")}}
+    fedeas, plain = (run({**config, "allocation": {"name": name}}).summary for name in ("fedeas", "none"))
+    assert fedeas["n_synthetic"] == plain["n_synthetic"] == 0
+    for key in ("model_sha256", "partition_sha256", "synthetic_sha256", "final_accuracy"):
+        assert fedeas[key] == plain[key]
+
+
+def test_a_run_without_test_images_is_refused_before_it_starts(small: dict[str, Any], tmp_path: Path):
+    """Class counts 15: round(0.01 * 15) = 0 of each class are set apart."""
+    images = np.zeros((30, 8, 8), np.uint8)
+    np.savez(tmp_path / "data.npz", train_images=images, train_labels=np.repeat([0, 1], 15))
+    config = {**small, "data": {"name": "npz", "path": str(tmp_path / "data.npz"), "test_fraction": 0.01}}
+    config["partition"] = {"name": "iid", "clients": 6}
+    with pytest.raises(UserError, match=r"no test image.*test_images and test_labels.*raise data\.test_fraction"):
+        raysim.run(config)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_local_steps_in_place_of_epochs_are_announced(run: Run, small: dict[str, Any], capfd: Any):
+    run({**small, "local": {**small["local"], "steps": 2}}, rounds=1)
+    captured = capfd.readouterr()
+    assert "local.steps = 2 takes the place of local.epochs = 1, which is not used" in captured.out + captured.err
+
+
+def test_the_package_shows_its_public_names():
+    assert {"run", "load_config", "Result"} <= set(dir(raysim))
