@@ -1,6 +1,8 @@
 """What a finished run leaves behind: model, metrics, figures, summary."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +16,15 @@ from raysim.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.  metrics: one row a round.  summary: the content of summary.json.  directory: its files."""
+
+    metrics: "pd.DataFrame"
+    summary: dict[str, Any]
+    directory: Path
 
 
 def accuracy_auc(rounds: Iterable[float], accuracies: Iterable[float]) -> float:

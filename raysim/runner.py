@@ -21,6 +21,7 @@ from raysim.interrupts import Signals
 from raysim.narration import say_plan, say_start, store_note, totals, tracked
 from raysim.prepare import Prepared, named, prepare
 from raysim.records import Split, Synthetic
+from raysim.results import Result
 from raysim.run_directory import RunDirectory
 from raysim.run_quality import measure_run
 from raysim.server import Assessment, Server, ServerState
@@ -29,17 +30,7 @@ from raysim.tracking import NullTracker, Status, Tracker, check_uri
 from raysim.user_code import blaming
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from raysim.engine.pool import Pool
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run.  metrics: one row a round.  summary: the content of summary.json.  directory: its files."""
-
-    metrics: "pd.DataFrame"
-    summary: dict[str, Any]
-    directory: Path
 
 
 def run(
