@@ -10,6 +10,7 @@ from raysim import rng
 from raysim.engine.messages import Plugin
 from raysim.engine.pool import Item, Pool
 from raysim.engine.store import get, put
+from raysim.errors import UserError
 from raysim.image_cache import ImageCache
 from raysim.plugins import resolve
 from raysim.records import ByteArray, IntArray, Split, Synthetic, sha256
@@ -49,7 +50,7 @@ def synthesise(
         return Synthetic(quota_KC, {}, sha256(quota_KC, split.train_images[:0]))
     keys_M3 = image_keys(quota_KC)
     images = np.empty((len(keys_M3), split.channels, *split.image_size), dtype=np.uint8)
-    fingerprint = pool.call_any(lambda actor, _: actor.fingerprint.remote(generator), "the check of the generator")
+    fingerprint = _fingerprint(pool, generator, split)
     keeper = _Keeper.open(cache_root, fingerprint, seed, keys_M3, images)
     missing = keeper.missing()
     display.line(keeper.describe(len(missing)))
@@ -62,6 +63,15 @@ def synthesise(
         quota_KC, refs, sha256(quota_KC, images), len(missing), time.monotonic() - began,
         _notes_of(generator, split, quota_KC) + keeper.notes(), _examples(keys_M3, images),
     )
+
+
+def _fingerprint(pool: Pool, generator: Plugin, split: Split) -> str:
+    """What identifies the generator's images: on CPU worked out here, so that a full cache waits for no worker."""
+    if pool.placement.device == "cpu":
+        fingerprint: str = generator.build(split, "cpu").fingerprint()
+        return fingerprint
+    asked: str = pool.call_any(lambda actor, _: actor.fingerprint.remote(generator), "the check of the generator")
+    return asked
 
 
 @dataclass
@@ -133,7 +143,6 @@ def _generate(
     batch = int(generator.params.get("batch_size", _DEFAULT_BATCH))
     keys_M3 = keeper.keys_M3
     image_seed = getattr(resolve(generator.kind, generator.name), "image_seed", _image_seed)
-    seeds_M = {int(i): int(image_seed(seed, *keys_M3[i].tolist())) for i in missing}
     items = [
         Item(rows, len(rows), f"images of client {keys_M3[rows[0], 0]}")
         for rows in (missing[i : i + batch] for i in range(0, len(missing), batch))
@@ -141,12 +150,14 @@ def _generate(
 
     def submit(actor: Any, parts: list[IntArray]) -> Any:
         rows = np.concatenate(parts)
-        return actor.generate.remote(generator, keys_M3[rows, 1], np.array([seeds_M[int(i)] for i in rows]))
+        seeds_B = np.array([int(image_seed(seed, *key)) for key in keys_M3[rows].tolist()])
+        return actor.generate.remote(generator, keys_M3[rows, 1], seeds_B)
 
     done = 0
     try:
         for _, chunk, answer in pool.map(items, submit, largest=1):
             rows = np.concatenate([item.payload for item in chunk])
+            _check_answer(generator.name, answer, (len(rows), *keeper.images.shape[1:]))
             keeper.take(rows, answer)
             done += len(rows)
             display.advance(done, len(missing), "images")
@@ -154,6 +165,16 @@ def _generate(
         keeper.save()
     if keeper.cache is not None:
         keeper.cache.merge()
+
+
+def _check_answer(name: str, answer: Any, shape: tuple[int, ...]) -> None:
+    """Refuse what is not pixels of the right shape: floats would wrap round when they are stored as bytes."""
+    dtype, given = getattr(answer, "dtype", type(answer).__name__), getattr(answer, "shape", ())
+    if dtype != np.uint8 or given != shape:
+        raise UserError(
+            f"generator.name = {name}: `sample` gave {dtype} of shape {given}, not uint8 of shape {shape}; scale "
+            "pixels to 0..255, clamp them and cast them to uint8"
+        )
 
 
 def _image_seed(seed: int, client: int, class_: int, index: int) -> int:

@@ -54,6 +54,35 @@ def test_images_are_the_same_with_and_without_cache_and_for_one_and_three_worker
         assert other["n_synthetic_made"] == first["n_synthetic"]
 
 
+def test_batches_of_1_7_and_16_images_are_one_generator_because_all_are_padded_to_16(run: Run, config: dict[str, Any]):
+    """The same bits without a cache; with one, what batches of 16 made serves a run that asks for batches of 7."""
+
+    def batches(size: int, base: dict[str, Any]) -> dict[str, Any]:
+        return {**base, "generator": {**config["generator"], "batch_size": size}}
+
+    first = run(config).summary
+    for size in (1, 7):
+        other = run(batches(size, uncached(config))).summary
+        assert other["synthetic_sha256"] == first["synthetic_sha256"]
+        assert other["n_synthetic_made"] == first["n_synthetic"]
+    assert run(batches(7, config)).summary["n_synthetic_made"] == 0
+
+
+def test_a_run_whose_images_are_all_cached_asks_no_worker_for_a_generator(
+    run: Run, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    """On CPU the driver knows the fingerprint: phase 1 waits neither for a worker nor for its imports."""
+    from raysim.engine.pool import Pool
+
+    run(config)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("phase 1 called a worker")
+
+    monkeypatch.setattr(Pool, "call_any", refuse)
+    assert run(config).summary["n_synthetic_made"] == 0
+
+
 def test_a_second_run_makes_none_and_a_larger_budget_only_the_difference(run: Run, config: dict[str, Any]):
     first = run(config).summary
     again = run(config).summary
@@ -229,7 +258,12 @@ def test_the_oracle_hands_out_held_out_images_and_counts_repeats(run: Run, confi
 def test_shared_images_are_not_changed_by_training_and_their_quality_can_be_measured(
     session, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
-    """Checksum of every client's shared images before and after three rounds with crop and normalisation."""
+    """Checksum of every client's shared images before and after three rounds with crop and normalisation.
+
+    PyTorch warns where it is handed an array that may not be written to; the workers' logs hold no such warning.
+    """
+    import ray
+
     import raysim
     from raysim import quality, runner
     from raysim.data.datasets import digits
@@ -254,6 +288,9 @@ def test_shared_images_are_not_changed_by_training_and_their_quality_can_be_meas
     synthetic, before = made
     assert before and before == {k: sha256(get(reference)) for k, reference in synthetic.refs.items()}
     assert not any(get(reference).flags.writeable for reference in synthetic.refs.values())
+    logs = Path(ray.nodes()[0]["RayletSocketName"]).parents[1] / "logs"
+    written = [path.read_text(errors="replace") for path in logs.glob("worker-*.err")]
+    assert written and not any("not writable" in text for text in written)
 
     images, labels_M = sample_of(synthetic, 10**6)
     assert np.array_equal(images, np.concatenate([get(reference) for reference in synthetic.refs.values()]))
@@ -266,13 +303,19 @@ def test_shared_images_are_not_changed_by_training_and_their_quality_can_be_meas
     assert (directory.figures / "real_and_synthetic.png").exists()
 
 
-def test_pixels_outside_the_range_are_clamped_when_they_are_made():
-    """-1.02 must not wrap round to 254, nor 1.02 to 1."""
-    import torch
+@pytest.mark.parametrize(("answer", "named"), [
+    (np.array([[[[-1.02, 1.02]]]]), r"float64 of shape \(1, 1, 1, 2\)"),
+    (np.zeros((1, 1, 2, 1), np.uint8), r"uint8 of shape \(1, 1, 2, 1\)"),
+    ([[[[0, 0]]]], "list"),
+])
+def test_what_a_generator_of_ones_own_gives_must_be_pixels(answer: Any, named: str):
+    """As a byte, -1.02 of a generator that does not clamp would be 255; an image of another shape would be repeated."""
+    from raysim.errors import UserError
+    from raysim.synthesis import _check_answer
 
-    from raysim.generators.sampling import to_uint8
-
-    assert to_uint8(torch.tensor([-1.02, -1.0, 0.0, 1.0, 1.02])).tolist() == [0, 0, 128, 255, 255]
+    _check_answer("mine:floats", np.zeros((1, 1, 1, 2), np.uint8), (1, 1, 1, 2))
+    with pytest.raises(UserError, match=rf"generator.name = mine:floats: `sample` gave {named}.*clamp"):
+        _check_answer("mine:floats", answer, (1, 1, 1, 2))
 
 
 def test_the_seed_of_an_image_is_a_function_of_client_class_and_index():
