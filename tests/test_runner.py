@@ -10,6 +10,7 @@ import cloudpickle
 import numpy as np
 import pandas as pd
 import pytest
+import ray
 import yaml
 from safetensors.numpy import load_file
 
