@@ -104,8 +104,7 @@ class Worker:
             if shares is None:
                 self._keep(task.client, update)
             else:
-                if self.running is None:
-                    self.running = UpdateSums(update)
+                self.running = self.running or UpdateSums(update)
                 self.running.add(update, shares[i])
             answers.append((report, client_state))
         return answers, self._give_running_sum() if give_sum else None
