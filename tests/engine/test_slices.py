@@ -43,11 +43,11 @@ class TwoDeaths:
         self.home = {1: 0, 2: 0, 3: 1}
         self.held: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
 
-    def map(self, items, submit, on_lost):
+    def map(self, items, submit, on_lost, last=None, kind=""):
         for item in items:
             k, worker = item.payload.client, self.home[item.payload.client]
             self.held[worker].add(k)
-            yield worker, [item], [(ClientReport(k, 1, 0, 1, 1.0, 0.0, 1.0, 0.0), None)]
+            yield worker, [item], ([(ClientReport(k, 1, 0, 1, 1.0, 0.0, 1.0, 0.0), None)], None)
 
     def ask(self, questions):
         self.asked += 1
@@ -89,10 +89,10 @@ class LosesSlicesOnce:
     def __init__(self) -> None:
         self.lost: set[int] = set()
 
-    def map(self, items, submit, on_lost):
+    def map(self, items, submit, on_lost, last=None, kind=""):
         for item in items:
             if isinstance(item.payload, ClientTask):
-                yield 0, [item], [(ClientReport(item.payload.client, 1, 0, 1, 1.0, 0.0, 1.0, 0.0), None)]
+                yield 0, [item], ([(ClientReport(item.payload.client, 1, 0, 1, 1.0, 0.0, 1.0, 0.0), None)], None)
                 continue
             ((_, start),) = item.payload[1]
             again = start in self.lost
