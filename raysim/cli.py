@@ -1,5 +1,6 @@
 """The command line: commands, arguments, exit codes; no logic."""
 
+import contextlib
 import shutil
 import sys
 from pathlib import Path
@@ -199,6 +200,11 @@ def _list(only: str | None) -> None:
     click.echo("Your own plug-ins, in any module that Python finds: local.name=package.module:attribute")
 
 
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        click.echo(text, err=True)
+
+
 def main() -> NoReturn:
     """Run a command; 0: success, 1: a run that failed, 2: input that cannot work, 130: interrupted."""
     try:
@@ -209,15 +215,13 @@ def main() -> NoReturn:
         error.show()
         sys.exit(2)
     except UserError as error:
-        click.echo(f"error: {error}", err=True)
+        _say(f"error: {error}")
         sys.exit(2)
-    except RunError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(1)
-    except OSError as error:  # a disk that is full, a folder that went away
-        click.echo(f"error: {error}", err=True)
-        sys.exit(1)
+    except (RunError, OSError) as error:  # OSError: a disk that is full, a folder that went away
+        _say(f"error: {error}")
+        # On an interrupt click writes a new line first, which a terminal that is gone refuses.
+        sys.exit(130 if isinstance(error.__context__, KeyboardInterrupt) else 1)
     except (KeyboardInterrupt, click.Abort) as stop:
-        click.echo(f"interrupted {stop}".strip(), err=True)
+        _say(f"interrupted {stop}".strip())
         sys.exit(130)
     sys.exit(0)

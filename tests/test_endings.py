@@ -18,6 +18,7 @@ import yaml
 from raysim import Result
 from raysim.display import Display
 from raysim.engine import liveness
+from raysim.engine.session import _sweep
 from raysim.errors import RayLost, UserError
 from raysim.run_directory import RunDirectory
 from raysim.tracking import Tracker
@@ -214,6 +215,7 @@ def test_the_death_of_the_only_ray_ends_the_run_with_a_message_and_it_resumes(
     assert process.wait(timeout=120) == 1
     output = (tmp_path / "output.txt").read_text()
     assert f"error: Ray on this machine has died: its process {part} is gone" in output
+    _sweep()  # as at the next start: Ray makes its folder anew when it disconnects at the end of the process
     assert_nothing_left(process, family)
     assert status(config) == "FAILED"
     (directory,) = runs.iterdir()

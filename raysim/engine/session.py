@@ -25,8 +25,11 @@ from raysim.interrupts import Interrupted
 
 START_ATTEMPTS = 2
 _PREFIX = "raysim-ray-"
-# No report to Ray's makers; no record of every call ever made, which would grow with the run.
-_RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_task_events_report_interval_ms": "0"}
+_RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # no report to Ray's makers
+    "RAY_task_events_report_interval_ms": "0",  # no record of every call ever made, which would grow with the run
+    "RAY_enable_metrics_collection": "0",  # no measurements of Ray's own, which grow with time
+}
 # How every gRPC server is greeted: the preface of HTTP/2 and an empty SETTINGS frame; it answers with SETTINGS, type 4.
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
@@ -46,8 +49,9 @@ def _end_processes(folder: str) -> None:
         return
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            words = (process / "cmdline").read_bytes()
-            if f"{folder}/".encode() in words and int(process.name) != os.getpid():
+            # Ray's agents and workers overwrite their command line, but all keep their logs open.
+            opened = [os.path.realpath(link) for link in (process / "fd").iterdir()]
+            if any(file.startswith(f"{folder}/") for file in opened) and int(process.name) != os.getpid():
                 os.kill(int(process.name), signal.SIGKILL)
         except OSError:  # it has ended meanwhile, or is not ours
             continue
