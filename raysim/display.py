@@ -54,14 +54,15 @@ class Display:
         self.close()
         self._phase, self._began_s, self._shown_s, self._done_before = name, time.monotonic(), -math.inf, -1
 
-    def advance(self, done: int, total: int, text: str = "") -> None:
-        """Show that `done` of `total` are done; the time left follows from the pace of this phase."""
+    def advance(self, done: int, total: int, unit: str = "") -> None:
+        """Show that `done` of `total` are done; the time left, and the units a second, follow from the pace so far."""
         now_s = time.monotonic()
         if self._done_before < 0:
             self._done_before, self._began_s = done, now_s
         pace = (now_s - self._began_s) / max(1, done - self._done_before)
         eta_s = pace * (total - done) if done > self._done_before else None
-        self._show(done, total, text, eta_s)
+        rate = f"{1 / pace:,.0f} {unit} a second" if unit and eta_s is not None and pace > 0 else ""
+        self._show(done, total, rate, eta_s)
 
     def round(self, round: int, rounds: int, metrics: Mapping[str, float], eta_s: float | None) -> None:
         """Show a finished round with its metrics, for instance {"accuracy": 0.95, "loss": 0.1}."""

@@ -110,11 +110,11 @@ def test_lines_away_from_a_terminal_are_the_first_the_last_and_one_a_second(monk
         shown.advance(done, 2000, "images")
     lines = stream.getvalue().splitlines()
     assert lines == [
-        "generate 0/2,000, images",
-        "generate 500/2,000, images, 3.0 s left",  # 1 s for 500, 1,500 to go
-        "generate 1,000/2,000, images, 2.0 s left",
-        "generate 1,500/2,000, images, 1.0 s left",
-        "generate 2,000/2,000, images",
+        "generate 0/2,000",
+        "generate 500/2,000, 500 images a second, 3.0 s left",  # 1 s for 500, 1,500 to go
+        "generate 1,000/2,000, 500 images a second, 2.0 s left",
+        "generate 1,500/2,000, 500 images a second, 1.0 s left",
+        "generate 2,000/2,000, 500 images a second",
     ]
 
 
