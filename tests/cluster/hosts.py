@@ -199,7 +199,8 @@ class Hosts:
             there = sum(int(n) for n in re.findall(r"^ (\d+) local.cluster.node", active, re.MULTILINE))
             if there == count or (there > count and not exactly):
                 return
-            assert time.monotonic() < give_up_at, active
+            if time.monotonic() > give_up_at:
+                raise AssertionError(active + self.on(1, "tail -n 200 /tmp/ray/session_latest/logs/monitor.*"))
             time.sleep(1)
 
     def listening(self) -> set[tuple[int, str, int, str]]:

@@ -153,6 +153,7 @@ def test_the_runs_are_in_mlflow_through_ssh(hosts: Hosts, submitted: tuple[str, 
 
 
 def test_the_doctor_sees_every_node(hosts: Hosts):
+    hosts.wait_for_nodes(3)
     *submit, _ = readme_command("ray submit cluster.yaml raysim/__main__.py -- doctor")
     said = hosts.ray(*submit, "experiments/quickstart.yaml")
     for wanted in (hosts.head, *hosts.workers, "4 workers on CPU", "Wrong    nothing"):
