@@ -36,11 +36,12 @@ _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False
 
 
 def _sweep() -> None:
-    """Remove the folders of drivers that were killed."""
+    """Remove the folders of drivers that were killed, and end what is left of their Rays."""
     for folder in Path("/tmp").glob(f"{_PREFIX}*"):
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists() and sys.platform == "linux":
-            shutil.rmtree(folder, ignore_errors=True)
+            _end_processes(str(folder))
+            _remove(str(folder))
 
 
 def _end_processes(folder: str) -> None:
