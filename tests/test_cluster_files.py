@@ -111,3 +111,12 @@ def test_no_shipped_file_opens_a_dashboard_or_switches_authentication_off():
     unsafe = re.compile(r"dashboard[-_]host[=: ]+[\"']?0\.0\.0\.0|(?i:auth_mode)[=: ]+disabled")
     for path in shipped:
         assert not unsafe.search(path.read_bytes().decode(errors="ignore")), path
+
+
+@pytest.mark.parametrize(("failures", "starts", "status"), [(0, 1, 0), (2, 3, 0), (3, 3, 1)])
+def test_a_machine_at_hand_that_is_slow_to_start_is_started_again(failures: int, starts: int, status: int):
+    """The worker's command with a `ray` whose first starts fail: 3 attempts, and a failure that is told after them."""
+    command = read("experiments/cluster/local.yaml")["worker_start_ray_commands"][-1]
+    ray = f'n=0; ray() {{ [ $1 = stop ] && return 0; n=$((n + 1)); echo started; [ $n -gt {failures} ]; }}; '
+    done = subprocess.run(["bash", "-c", f"{ray} ({command})"], capture_output=True, text=True)
+    assert (done.stdout.split(), done.returncode) == (["started"] * starts, status)

@@ -104,8 +104,9 @@ class Hosts:
         cluster["setup_commands"] = [c.replace("$HOME/raysim-venv/bin", f"{sys.prefix}/bin") for c in setup]
         for key, extra in {"head_start_ray_commands": "", "worker_start_ray_commands": " --num-cpus=2"}.items():
             stop, start = cluster[key]
-            start = start.replace("ray start", "RAY_worker_niceness=0 ray start")  # or other work on this machine wins
-            cluster[key] = [stop, f"{start} --object-store-memory=200000000 --memory=2000000000{extra}"]
+            small = f"ray start --object-store-memory=200000000 --memory=2000000000{extra}"
+            # Niceness, or other work on this machine wins.
+            cluster[key] = [stop, start.replace("ray start", f"RAY_worker_niceness=0 {small}")]
         self.file.write_text(yaml.safe_dump(cluster, sort_keys=False))
 
     def _environment(self) -> dict[str, str]:
