@@ -1,5 +1,6 @@
 """From a configuration to images, clients and a quota: everything that is known before any worker starts."""
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,4 +87,18 @@ def prepare(config: Config, split: Split | None = None) -> Prepared:
             f"clients_per_round = {config.clients_per_round}: there are only {partition.clients} clients; "
             f"use at most {partition.clients}, or a fraction such as 1.0"
         )
-    return Prepared(split, partition, make_quota(config, partition))
+    quota_KC = make_quota(config, partition)
+    _check_memory(int(quota_KC.sum()), split)
+    return Prepared(split, partition, quota_KC)
+
+
+def _check_memory(images: int, split: Split) -> None:
+    """Refuse images that this machine could never hold; they pass through its memory once."""
+    height, width = split.image_size
+    needed, there = images * split.channels * height * width, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        raise UserError(
+            f"allocation: it asks for {images:,} images of {split.channels} x {height} x {width} bytes, "
+            f"{needed / 1e9:,.0f} GB in all, and this machine has {there / 1e9:,.0f} GB of memory; ask for a smaller "
+            "budget (`raysim plan` shows what each takes)"
+        )

@@ -16,6 +16,7 @@ from raysim.generators.folder import CARD, add_to_card, read_json, write_atomica
 from raysim.generators.pretrain import is_finished
 from raysim.generators.pretrain import pretrain as train
 from raysim.generators.pretrain_config import PretrainConfig
+from raysim.interrupts import Signals
 from raysim.plugins import check_name, check_parameters, resolve
 from raysim.records import ByteArray, IntArray, Split
 from raysim.tracking import NullTracker, Tracker
@@ -26,8 +27,11 @@ PREVIEW_IMAGES = 80  # at least one a class
 
 
 def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
-    """Train the generator of a configuration and measure its quality; returns the folder with its weights."""
-    with Display() as display:
+    """Train the generator of a configuration and measure its quality; returns the folder with its weights.
+
+    SIGINT, SIGTERM and SIGHUP end the training after the step at hand, saved, with Interrupted.
+    """
+    with Display() as display, Signals() as signals:
         display.line(f"raysim: reading {source}")
         plain = read_yaml(source)
         apply_overrides(plain, overrides)
@@ -42,7 +46,7 @@ def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
             return folder
         tracker, status = _tracker(config, folder), "FAILED"
         try:
-            _train(config, split, display, tracker)
+            _train(config, split, display, tracker, signals)
             if is_finished(folder, config) and config.sampling.images:
                 _measure(config, split, display, tracker)
             status = "FINISHED"
@@ -82,7 +86,7 @@ def _tracker(config: PretrainConfig, folder: Path) -> NullTracker:
     return tracker
 
 
-def _train(config: PretrainConfig, split: Split, display: Display, tracker: NullTracker) -> None:
+def _train(config: PretrainConfig, split: Split, display: Display, tracker: NullTracker, signals: Signals) -> None:
     display.phase("steps")
 
     def show(progress: dict[str, Any]) -> None:
@@ -97,7 +101,12 @@ def _train(config: PretrainConfig, split: Split, display: Display, tracker: Null
         tracker.log_figure(plots.image_grid(images, labels_M, split.class_names, path, per_class))
 
     can_show = split.channels in (1, 3)
-    train(config, split, show, preview if can_show else None)
+    signals.ending = True  # only noted from here on, so that no step is left half done
+    train(config, split, show, preview if can_show else None, should_stop=lambda: bool(signals.names))
+    signals.ending = False
+    if signals.names:
+        display.line(f"stopped and saved in {config.output}; the same command goes on from there")
+        signals.check()
 
 
 def _sample(config: PretrainConfig, split: Split, weights: Path, count: int) -> tuple[ByteArray, IntArray]:

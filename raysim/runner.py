@@ -149,6 +149,7 @@ class _Run:
         message = "" if error is None else f"{type(error).__name__}: {error}"
         if isinstance(error, KeyboardInterrupt):
             status, message = "KILLED", f"interrupted {error}".strip()
+            self.display.line(f"stopped; what was done is kept in {self.directory.path}: go on with --resume")
         problems = self.directory.write_status(status, message)
         self.tracker.finish(status, message)
         for problem in [*problems, *self.tracker.problems]:

@@ -11,6 +11,8 @@ import numpy as np
 from raysim.errors import RunError, UserError
 from raysim.records import ByteArray, IntArray, Partition, Split
 
+MOST_IMAGES = 1e15
+
 
 class blaming:
     """A context in which plug-ins of the user's own run: what they raise ends as one message with file and line.
@@ -27,14 +29,14 @@ class blaming:
         """Nothing to prepare."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if not isinstance(error, Exception) or isinstance(error, UserError | RunError):
+        if not isinstance(error, Exception | SystemExit) or isinstance(error, UserError | RunError):
             return
         found = blamed(error, self.plugins)
         if found:
             raise self.error(found) from error
 
 
-def blamed(error: Exception, plugins: Mapping[str, str]) -> str:
+def blamed(error: BaseException, plugins: Mapping[str, str]) -> str:
     """`local.name = mine:slow: ValueError: text (/home/me/mine.py:12)`; empty where none of these plug-ins took part.
 
     The line is the innermost one in the package of such a plug-in.
@@ -74,6 +76,8 @@ def ask_policy(
     elif answer.size and answer.min() < 0:
         k, c = np.argwhere(answer < 0)[0]
         wrong = f"{answer[k, c]} images for client {k} and class {c}"
+    elif answer.sum(dtype=np.float64) > MOST_IMAGES:
+        wrong = f"{answer.sum(dtype=np.float64):.3g} images in all, and raysim counts up to {MOST_IMAGES:.0e}"
     else:
         return answer.astype(np.int64, copy=False)
     raise UserError(

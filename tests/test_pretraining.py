@@ -1,6 +1,8 @@
 """`raysim pretrain` leaves weights, their quality, samples along the way, and one MLflow run."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,11 @@ import yaml
 
 from raysim import quality
 from raysim.data.datasets import digits
+from raysim.display import Display
 from raysim.errors import ConfigError, UserError
 from raysim.generators.ddpm import ddpm
+from raysim.generators.folder import WEIGHTS
+from raysim.interrupts import Interrupted
 from raysim.pretraining import load, pretrain
 
 
@@ -113,3 +118,22 @@ def test_a_public_fraction_trains_on_images_that_no_client_owns():
 def test_a_wrong_data_section_is_refused(section: dict[str, Any], error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         load(section)
+
+
+def test_an_interrupted_training_is_saved_and_goes_on_to_the_same_weights(config: Path, tmp_path: Path):
+    """SIGTERM at the first report, step 2 of 6: saved there; the second start ends with the bits of one training."""
+    options = ["checkpoint_every=100", "sampling.images=0", "sampling.every=0", "tracking.uri=none"]
+    calm = pretrain(config, [*options, f"output={tmp_path / 'calm'}"])
+    show = Display.round
+
+    def interrupted(self: Display, number: int, *others: Any) -> None:
+        show(self, number, *others)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Display, "round", interrupted)
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            pretrain(config, options)
+    assert json.loads((tmp_path / "weights" / "card.json").read_text())["steps_done"] == 2
+    resumed = pretrain(config, options)
+    assert (calm / WEIGHTS).read_bytes() == (resumed / WEIGHTS).read_bytes()

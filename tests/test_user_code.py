@@ -84,6 +84,7 @@ def refused(**sections: str) -> str:
         (COUNTS - 1, "it returned -1 images for client 0 and class 1"),
         (None, "it returned None"),
         ([[1, 2], [3, 4]], "it returned a list"),
+        (np.full((2, 2), 2**62), "it returned 1.84e+19 images in all, and raysim counts up to 1e+15"),  # wraps to 0
     ],
 )
 def test_an_answer_that_is_no_quota_is_refused_with_what_is_right(answer, said):
@@ -92,6 +93,21 @@ def test_an_answer_that_is_no_quota_is_refused_with_what_is_right(answer, said):
     text = str(caught.value)
     assert text.startswith(f"allocation.name = mine:policy: {said}; a policy must return")
     assert "whole numbers >= 0" in text and "shape (2, 2)" in text
+
+
+def test_a_policy_that_leaves_python_is_named():
+    def leaves(_):
+        raise SystemExit(3)
+
+    with pytest.raises(UserError, match=r"SystemExit: 3"):
+        ask_policy(f"{__name__}:leaves", leaves, COUNTS, {})
+
+
+def test_images_that_no_memory_could_hold_are_refused_with_the_arithmetic():
+    """10^11 images of 8 x 8 bytes are 6,400 GB."""
+    config = load_config(BASE, ["allocation.name=uniform", "allocation.total=100000000000"], LIGHT)
+    with pytest.raises(UserError, match=r"100,000,000,000 images of 1 x 8 x 8 bytes, 6,400 GB in all"):
+        prepare(config)
 
 
 def test_a_quota_of_small_integers_counts_as_whole_numbers():

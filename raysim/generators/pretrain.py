@@ -24,6 +24,7 @@ def pretrain(
     split: Split,
     on_progress: Callable[[dict[str, Any]], None],
     on_preview: Callable[[Path, int], None] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Train a diffusion model on the training split and return the folder of its weights.
 
@@ -32,6 +33,7 @@ def pretrain(
     is the mean squared error since the report before.
     on_preview gets, every `sampling.every` steps, a weights folder of the model as it is, and the step; the folder is
     gone when the training ends.
+    should_stop is asked before every step; a training that it stops is saved, and goes on from there the next time.
     Raises UserError if the folder holds another run or the network cannot take the images, RunError if the training
     diverges.
     """
@@ -42,6 +44,8 @@ def pretrain(
     trainer.resume(folder / CHECKPOINT)
     start, first, before_s = time.monotonic(), trainer.step, trainer.seconds
     while trainer.step < config.steps and (trainer.step == first or not _is_time_up(config, start)):
+        if should_stop():
+            break
         trainer.train_step()
         trainer.seconds = before_s + time.monotonic() - start
         is_checkpoint = trainer.step % config.checkpoint_every == 0
