@@ -1,6 +1,7 @@
 """What a run leaves behind, and what it leaves alone."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -169,3 +170,29 @@ def test_local_steps_in_place_of_epochs_are_announced(run: Run, small: dict[str,
 
 def test_the_package_shows_its_public_names():
     assert {"run", "load_config", "Result"} <= set(dir(raysim))
+
+
+def test_a_client_of_four_samples_trains_on_all_of_them(run: Run, small: dict[str, Any], tmp_path: Path):
+    """Class counts (1, 0, 3): nothing is set apart for validation, so batches of 3 make steps of 3 and 1."""
+    labels_N = load_split(load_config(small, (), ("data", "partition", "allocation"))).train_labels_N
+    zeros, twos = (np.flatnonzero(labels_N == c).tolist() for c in (0, 2))
+    (tmp_path / "tiny.json").write_text(json.dumps([[zeros[0], *twos[:3]], [*zeros[1:6], *twos[3:8]]]))
+    partition = {"name": "file", "path": str(tmp_path / "tiny.json")}
+    local = {"name": "sgd", "epochs": 1, "batch_size": 3}
+    result = run({**small, "partition": partition, "local": local, "clients_per_round": 1.0}, rounds=1)
+    tiny = pd.read_parquet(result.directory / "clients.parquet").set_index("client").loc[0]
+    assert (tiny["n_real"], tiny["steps"]) == (4, 2) and np.isfinite(tiny["loss"])
+
+
+def test_the_data_set_is_read_once_and_by_the_driver(
+    run: Run, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """So a data set that is downloaded is downloaded once, however many workers there are."""
+    (tmp_path / "counted_digits.py").write_text(
+        "import os\nfrom raysim.data.datasets import digits\n\n\ndef counted(*, log: str):\n"
+        "    with open(log, 'a') as file:\n        file.write(f'{os.getpid()}\\n')\n    return digits()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    log = tmp_path / "log.txt"
+    run({**small, "data": {"name": "counted_digits:counted", "log": str(log), "train_samples": 300}}, rounds=1)
+    assert log.read_text().split() == [str(os.getpid())]
