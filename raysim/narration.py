@@ -43,7 +43,7 @@ def say_start(display: Display, placement: Placement | None, directory: Path) ->
 def store_note(prepared: Prepared, synthetic: Synthetic) -> list[str]:
     """A warning, once, where the shared arrays are larger than the memory kept for them."""
     split = prepared.split
-    images = int(synthetic.quota_KC.sum()) * split.channels * split.image_size[0] * split.image_size[1]
+    images = int(synthetic.quota_KC.sum()) * split.image_bytes
     needed, capacity = split.train_images.nbytes + split.test_images.nbytes + images, capacity_bytes()
     if needed <= capacity:
         return []

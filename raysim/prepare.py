@@ -1,6 +1,5 @@
 """From a configuration to images, clients and a quota: everything that is known before any worker starts."""
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 from raysim import rng
 from raysim.config import MODIFIERS, PLUGIN_SECTIONS, Config
 from raysim.errors import UserError
+from raysim.memory import physical_bytes
 from raysim.plugins import resolve
 from raysim.records import IntArray, Partition, Split
 from raysim.user_code import ask_policy, blaming, checked_partition, checked_split
@@ -95,7 +95,7 @@ def prepare(config: Config, split: Split | None = None) -> Prepared:
 def _check_memory(images: int, split: Split) -> None:
     """Refuse images that this machine could never hold; they pass through its memory once."""
     height, width = split.image_size
-    needed, there = images * split.channels * height * width, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    needed, there = images * split.image_bytes, physical_bytes()
     if needed > there:
         raise UserError(
             f"allocation: it asks for {images:,} images of {split.channels} x {height} x {width} bytes, "

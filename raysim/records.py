@@ -64,6 +64,12 @@ class Split:
         """(height, width) in pixels."""
         return int(self.train_images.shape[2]), int(self.train_images.shape[3])
 
+    @property
+    def image_bytes(self) -> int:
+        """Of one image, a byte per channel and pixel."""
+        height, width = self.image_size
+        return self.channels * height * width
+
 
 class ClientDraw(Protocol):
     """Who owns what as a pure function of the client id."""

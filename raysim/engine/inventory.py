@@ -16,6 +16,7 @@ from raysim.engine.cluster import survey
 from raysim.engine.placement import Node, local_node
 from raysim.engine.session import Session
 from raysim.engine.versions import installed
+from raysim.memory import physical_bytes
 
 ANSWER_S = 60.0
 
@@ -83,6 +84,6 @@ def _look(node: Node, store: int) -> Machine:
     disk, shm = shutil.disk_usage("/tmp"), Path("/dev/shm")
     return Machine(
         node, socket.gethostname(), tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())),
-        tuple(installed().items()), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        tuple(installed().items()), physical_bytes(),
         shutil.disk_usage(shm).free if shm.exists() else 0, disk.free, disk.total, store,
     )

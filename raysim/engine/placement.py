@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from raysim.errors import UserError
+from raysim.memory import physical_bytes
 
 WORKER_BYTES = 400_000_000  # private to a worker process with torch loaded, on CPU
 
@@ -45,8 +46,8 @@ def local_node() -> Node:
     """This machine, as far as this process may use it."""
     import torch
 
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Node("this machine", len(os.sched_getaffinity(0)), torch.cuda.device_count(), min(memory, _memory_limit()))
+    memory = min(physical_bytes(), _memory_limit())
+    return Node("this machine", len(os.sched_getaffinity(0)), torch.cuda.device_count(), memory)
 
 
 def _memory_limit() -> int:
