@@ -19,6 +19,7 @@ from raysim.user_code import ask_policy
 
 POLICIES = ("none", "fedeas", "uniform", "size_proportional", "missing_only", "full")
 BETAS = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0, 24.0, 32.0, 48.0, 64.0)
+MOST_SEEDS = 10_000
 _SECTIONS = ("data", "partition", "allocation")
 
 
@@ -242,7 +243,10 @@ def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise UserError(f"--seeds = {seeds!r}: {part.strip()!r} is not a seed or a range; write 0-29, or 0,1,5")
-        found += range(int(first), int(last or first) + 1)
+        some = range(int(first), int(last or first) + 1)
+        if len(some) > MOST_SEEDS:
+            raise UserError(f"--seeds = {seeds!r}: {len(some):,} seeds are too many; use at most {MOST_SEEDS:,}")
+        found += some
     if len(set(found)) < len(found):
         raise UserError(f"--seeds = {seeds!r}: a seed stands twice; write each once")
     return found

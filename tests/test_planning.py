@@ -181,7 +181,7 @@ def test_the_seeds_of_a_plan_are_the_partitions_of_these_seeds():
 
 def test_seeds_are_read_as_ranges_and_lists():
     assert parse_seeds("0-3,7") == [0, 1, 2, 3, 7] and parse_seeds([4, 2]) == [4, 2]
-    for wrong in ("", "3-1", "a", "1,,2", "-3", "0-4,2"):
+    for wrong in ("", "3-1", "a", "1,,2", "-3", "0-4,2", "0-99999999"):
         with pytest.raises(UserError, match="--seeds"):
             parse_seeds(wrong)
 
