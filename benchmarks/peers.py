@@ -84,13 +84,9 @@ class Times:
 
 def run(workload: dict[str, Any], folder: str, precision: str, workers: int) -> tuple[float, Times]:
     """(seconds of start-up, times) of a workload."""
-    from raysim.assemble import initial_model, plugin, worker_setup
-    from raysim.assessment import Assessment
+    from harness import opened
+
     from raysim.config import load_config
-    from raysim.engine.session import Session
-    from raysim.engine.store import put
-    from raysim.prepare import prepare
-    from raysim.records import Synthetic
     from raysim.server import Server
 
     with np.load(Path(folder) / "partitions.npz") as arrays:
@@ -102,17 +98,7 @@ def run(workload: dict[str, Any], folder: str, precision: str, workers: int) -> 
 
     began = time.perf_counter()
     config = load_config(configuration(workload, folder, precision, workers))
-    prepared = prepare(config)
-    rule = plugin("aggregation", config.aggregation).build()
-    setup = worker_setup(config, rule)
-    with Session(config.resources) as session:
-        pool = session.pool(config.resources)
-        pool.configure(setup, put(prepared.split), put(prepared.partition))
-        server = FixedCohorts(
-            config, pool, prepared.partition, Synthetic(prepared.quota_KC, {}, ""), setup.local.build(), rule,
-            plugin("server", config.server).build(), Assessment.of(config, pool, prepared),
-        )
-        model = initial_model(config, prepared)
+    with opened(config, FixedCohorts) as (server, _, model):
         _initialise(model, workload["model"])
         state = server.initial(model.state())
         server.next_round(state)  # thrown away: as in the other drivers, what torch costs once is part of the start-up

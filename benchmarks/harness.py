@@ -1,0 +1,38 @@
+"""A run's server on its own Ray, for benchmarks that measure round by round; start-up and files are left out."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from raysim.config import Config
+from raysim.server import Server, ServerState
+
+
+@contextmanager
+def opened(config: Config, kind: type[Server] = Server) -> Iterator[tuple[Server, ServerState, Any]]:
+    """(server, the state before round 1, the initial model) of a configuration without synthetic images.
+
+    The server's workers have torch loaded and the data at hand.  kind: a class with participants of its own.
+    """
+    from raysim.assemble import build_parts, worker_setup
+    from raysim.assessment import Assessment
+    from raysim.engine.session import Session
+    from raysim.engine.store import put
+    from raysim.prepare import prepare
+    from raysim.records import Synthetic
+
+    prepared = prepare(config)
+    parts = build_parts(config, prepared)
+    with Session(config.resources) as session:
+        pool = session.pool(config.resources)
+        pool.configure(worker_setup(config, parts.rule), put(prepared.split), put(prepared.partition))
+        server = kind(
+            config, pool, prepared.partition, Synthetic(prepared.quota_KC, {}, ""), parts.algorithm, parts.rule,
+            parts.optimiser, Assessment.of(config, pool, prepared),
+        )
+        yield server, server.initial(parts.model.state()), parts.model
+
+
+def round_seconds(row: dict[str, float]) -> float:
+    """Seconds from the cohort to the next global model, without evaluation."""
+    return row["seconds_train"] + row["seconds_aggregate"]
