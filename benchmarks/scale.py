@@ -5,8 +5,8 @@
 Two drivers, each with a Ray and workers of its own, run the same job but for the number of registered clients
 (`dirichlet_client`; the cohort's samples are drawn when it trains). They take turns, round by round, so that both meet
 the machine in the same state. Round time: from the cohort to the next global model, by the clock and by the CPU time of
-all of a driver's processes, the first rounds left out. Memory: the peak PSS of those processes; pages that both share,
-such as torch's code, count half in each.
+all of a driver's processes, the first rounds left out. Memory: the peak PSS of those processes once both are up; pages
+that both share, such as torch's code, count half in each.
 """
 
 import argparse
@@ -89,8 +89,9 @@ def measure(options: argparse.Namespace) -> list[Driver]:
         for clients in options.clients:
             drivers.append(Driver(clients, options))
             stack.callback(drivers[-1].close)
-            stack.enter_context(drivers[-1].watch)
             drivers[-1].answer()  # ready
+        for driver in drivers:  # only now, for a process that is alone has shared pages to itself
+            stack.enter_context(driver.watch)
         for number in range(WARM_UP + options.rounds):
             for driver in drivers if number % 2 else drivers[::-1]:
                 driver.round()
@@ -123,7 +124,8 @@ def summary(drivers: list[Driver]) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """The summary for people."""
-    lines = [f"{'clients':>12}{'round ms':>12}{'CPU ms':>12}{'peak PSS MB':>14}   (medians of {result['rounds']} rounds)"]
+    heads = f"{'clients':>12}{'round ms':>12}{'CPU ms':>12}{'peak PSS MB':>14}"
+    lines = [f"{heads}   (medians of {result['rounds']} rounds)"]
     for row in result["runs"]:
         lines.append(f"{row['clients']:12,}{row['round_ms']:12.1f}{row['cpu_ms']:12.1f}{row['peak_pss_mb']:14,.0f}")
     for key, what in (("ratio_round", "round time"), ("ratio_cpu", "CPU time")):
