@@ -23,13 +23,16 @@ def ray_here() -> Iterator[None]:
     """A local Ray with room for 8 workers, shared by the tests of a session; runs inside it join it."""
     import ray
 
+    from raysim.engine.bare_ray import bare_ray
+
     for attempt in range(3):
         with tempfile.TemporaryDirectory(prefix="raysim-test-", dir="/tmp", ignore_cleanup_errors=True) as folder:
             try:
-                ray.init(
-                    address="local", num_cpus=8, include_dashboard=False, object_store_memory=400_000_000,
-                    log_to_driver=False, logging_level="ERROR", _temp_dir=folder,
-                )
+                with bare_ray():
+                    ray.init(
+                        address="local", num_cpus=8, include_dashboard=False, object_store_memory=400_000_000,
+                        log_to_driver=False, logging_level="ERROR", _temp_dir=folder,
+                    )
             except Exception:  # Ray gives itself half a minute, which a busy machine may not have
                 ray.shutdown()
                 if attempt == 2:

@@ -16,6 +16,7 @@ from typing import Any
 import ray
 
 from raysim.config import Resources
+from raysim.engine.bare_ray import bare_ray
 from raysim.engine.cluster import place_on_cluster, room, survey
 from raysim.engine.liveness import lost_part
 from raysim.engine.placement import Placement, local_node, place
@@ -178,14 +179,15 @@ class Session:
         stack.callback(_end_processes, folder)
         stack.callback(_shut_down)
         here, workers = local_node(), self._resources.workers
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            num_cpus=here.cpus if workers == "auto" else max(here.cpus, workers),
-            object_store_memory=self._resources.object_store_bytes,
-            _temp_dir=folder,
-            **_QUIET,
-        )
+        with bare_ray():
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                num_cpus=here.cpus if workers == "auto" else max(here.cpus, workers),
+                object_store_memory=self._resources.object_store_bytes,
+                _temp_dir=folder,
+                **_QUIET,
+            )
 
     def _join(self, address: str) -> str:
         source = "resources.address" if self._resources.address else "the environment variable RAY_ADDRESS"

@@ -1,0 +1,24 @@
+"""A Ray of raysim's own runs nothing but what it needs, and Ray itself is left as it was."""
+
+import psutil
+import ray._private.node
+import ray._private.utils
+
+from raysim.engine.bare_ray import _UNUSED, bare_ray
+
+
+def test_no_dashboard_autoscaler_or_log_monitor_runs(ray_here: None):
+    lines = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True)]
+    assert any("raylet" in line for line in lines)
+    for script in ("dashboard/dashboard.py", "autoscaler/_private/monitor.py", "log_monitor.py"):
+        assert not [line for line in lines if line.partition(" --")[0].endswith(script)]
+
+
+def test_what_is_replaced_exists_in_this_ray_and_is_put_back():
+    parts = [(ray._private.node.Node, name) for name in _UNUSED]
+    parts.append((ray._private.utils, "get_dashboard_dependency_error"))
+    before = [getattr(*part) for part in parts]
+    with bare_ray():
+        assert all(getattr(*part) is not old for part, old in zip(parts, before, strict=True))
+        assert isinstance(ray._private.utils.get_dashboard_dependency_error(), ImportError)
+    assert [getattr(*part) for part in parts] == before
