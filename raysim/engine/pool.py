@@ -12,6 +12,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from raysim.config import Resources
 from raysim.engine import schedule
+from raysim.engine.calls import Call, Deal, Lost, Submit
 from raysim.engine.causes import death, first_line, plain
 from raysim.engine.liveness import check_ray
 from raysim.engine.placement import Placement
@@ -27,12 +28,6 @@ START_FAILURES = 10  # workers that may die one after another while none is up
 
 
 @dataclass
-class _Call:
-    ref: Any
-    items: list[Item]
-
-
-@dataclass
 class _Member:
     """One worker process; a replacement is a new member with a new id."""
 
@@ -40,13 +35,10 @@ class _Member:
     actor: Any
     ready_ref: Any
     ready: bool = False
-    calls: deque[_Call] = field(default_factory=deque)
-    node: str = ""  # its address, once it is ready
+    calls: deque[Call] = field(default_factory=deque)
+    address: str = ""  # of its node, and Ray's name of that node, once it is ready
+    node: str = ""
     since: float = 0.0  # when the call at the head of `calls` began, or the start of the process
-
-
-Submit = Callable[[Any, list[Any]], Any]
-"""(actor, payloads) -> object reference."""
 
 
 class Pool:
@@ -59,6 +51,7 @@ class Pool:
         self.wanted = placement.workers
         self._room: Callable[[], int] | None = None
         self._say: Callable[[str], None] = lambda _: None
+        self.here = ray.get_runtime_context().get_node_id()
         self._next_id, self._failed_starts, self._looked_at, self._measured_at = 0, 0, 0.0, 0.0
         self.pace: dict[str, float] = {}  # seconds per unit of cost, by kind of work
         self._configuration: tuple[Any, ...] | None = None
@@ -86,7 +79,7 @@ class Pool:
 
     def _start(self) -> None:
         actor = self._factory.remote(self.placement.device, self.resources.threads_per_worker, sys.path)
-        first = actor.describe.remote() if self._configuration is None else actor.configure.remote(*self._configuration)
+        first = actor.where.remote() if self._configuration is None else actor.configure.remote(*self._configuration)
         self.members[self._next_id] = _Member(self._next_id, actor, first, since=time.monotonic())
         self._next_id += 1
 
@@ -109,11 +102,11 @@ class Pool:
         Raises RunError naming an item that failed max_retries + 1 times.
         """
         queue = sorted(items, key=lambda item: item.cost)
-        deal = _Deal(submit, last or submit, kind, largest, schedule.cost(queue) / max(1, len(self.members)))
+        deal = Deal(submit, last or submit, kind, largest, schedule.cost(queue) / max(1, len(self.members)))
         while queue or any(m.calls for m in self.members.values()):
             self._hand_out(queue, deal)
             for member, outcome in self._wait():
-                if isinstance(outcome, _Lost):
+                if isinstance(outcome, Lost):
                     again = self._requeue(member, outcome.cause)
                     queue.extend([*again, *on_lost(member.id)])
                     queue.sort(key=lambda item: item.cost)
@@ -133,11 +126,11 @@ class Pool:
         for id_, submit in questions.items():
             if id_ in self.members:
                 member = self.members[id_]
-                member.calls.append(_Call(submit(member.actor, []), []))
+                member.calls.append(Call(submit(member.actor, []), []))
                 member.since = time.monotonic()
         while any(m.calls for m in self.members.values()):
             for member, outcome in self._wait():
-                if isinstance(outcome, _Lost):
+                if isinstance(outcome, Lost):
                     lost.append(member.id)
                 else:
                     member.calls.popleft()
@@ -148,18 +141,26 @@ class Pool:
         """The answer of whichever worker is free first."""
         return next(answer for _, _, answer in list(self.map([Item(None, 1.0, name)], submit)))
 
+    def node(self, worker: int) -> str:
+        """Ray's name of a worker's node; empty for one that is no more."""
+        return self.members[worker].node if worker in self.members else ""
+
+    def worker_on(self, node: str) -> int | None:
+        """A worker on this node that is up, if there is one."""
+        return next((id_ for id_, m in self.members.items() if m.ready and self.node(id_) == node), None)
+
     def tell(self, submit: Callable[[Any], Any]) -> None:
         """Send every worker a call whose answer does not matter."""
         for member in self.members.values():
             submit(member.actor)
 
-    def _hand_out(self, queue: list[Item], deal: "_Deal") -> None:
+    def _hand_out(self, queue: list[Item], deal: Deal) -> None:
         for depth in range(1, IN_FLIGHT + 1):
             for member in list(self.members.values()):
                 if member.ready and queue and len(member.calls) < depth:
                     self._hand_to(member, queue, deal)
 
-    def _hand_to(self, member: _Member, queue: list[Item], deal: "_Deal") -> None:
+    def _hand_to(self, member: _Member, queue: list[Item], deal: Deal) -> None:
         """The first part of what falls to this worker when the queue is dealt out to all; nothing if nothing does."""
         pace, now = self.pace.get(deal.kind), time.monotonic()
         part = queue[-1:] if deal.largest == 1 else schedule.parts(queue, self._loads(pace, now))[member.id]
@@ -173,7 +174,7 @@ class Pool:
         if not member.calls:
             member.since = now
         submit = deal.last if len(chunk) == len(part) else deal.submit
-        member.calls.append(_Call(submit(member.actor, [i.payload for i in chunk]), chunk))
+        member.calls.append(Call(submit(member.actor, [i.payload for i in chunk]), chunk))
 
     def _loads(self, pace: float | None, now: float) -> dict[int, float]:
         """Cost of what each worker still has to do, less what it should have done of it by now."""
@@ -186,7 +187,7 @@ class Pool:
         return loads
 
     def _wait(self) -> list[tuple[_Member, Any]]:
-        """Wait up to a second; (member, answer or _Lost) for each call that has ended, dead members replaced."""
+        """Wait up to a second; (member, answer or Lost) for each call that has ended, dead members replaced."""
         now = time.monotonic()
         if now > self._looked_at + LOOK_S:
             check_ray()
@@ -203,17 +204,18 @@ class Pool:
         for ref in done:
             member = waiting[ref]
             try:
-                outcome = ray.get(ref)
+                outcome = member.calls[0].outcome() if member.ready else ray.get(ref)
             except RayActorError as error:
                 outcome = self._bury(member, death(error))
             except ObjectLostError as error:  # done, but the answer was lost with its node
                 outcome = self._bury(member, f"its answer was lost ({first_line(error)})")
             except RayTaskError as error:
                 raise plain(error, member.calls[0].items if member.calls else []) from None
-            if not member.ready and not isinstance(outcome, _Lost):
-                member.ready, member.node, self._failed_starts = True, str(outcome), 0
+            if not member.ready and not isinstance(outcome, Lost):
+                member.address, member.node = outcome
+                member.ready, self._failed_starts = True, 0
                 joined = True
-            elif member.calls or isinstance(outcome, _Lost):
+            elif member.calls or isinstance(outcome, Lost):
                 events.append((member, outcome))
         now = time.monotonic()
         for ref, member in waiting.items():
@@ -225,8 +227,8 @@ class Pool:
 
     def whereabouts(self) -> str:
         """How many workers are up, and where."""
-        nodes = Counter(m.node for m in self.members.values() if m.ready)
-        where = ", ".join(f"{node}: {count}" for node, count in sorted(nodes.items()))
+        nodes = Counter(m.address for m in self.members.values() if m.ready)
+        where = ", ".join(f"{address}: {count}" for address, count in sorted(nodes.items()))
         return f"{sum(nodes.values())} of {self.wanted} workers are up ({where})"
 
     def _follow_the_cluster(self) -> None:
@@ -247,7 +249,7 @@ class Pool:
             return self.resources.start_timeout_s
         return self.resources.task_timeout_s * max(1, len(member.calls[0].items))
 
-    def _bury(self, member: _Member, cause: str) -> "_Lost":
+    def _bury(self, member: _Member, cause: str) -> Lost:
         """Forget a worker, make sure that it is dead, and start another in its place."""
         check_ray()
         del self.members[member.id]
@@ -255,14 +257,14 @@ class Pool:
         if member.ready:
             self.lost += 1
             self.lost_s += time.monotonic() - member.since
-            self._say(f"a worker on {member.node} is lost, its work is done again: {cause}")
+            self._say(f"a worker on {member.address} is lost, its work is done again: {cause}")
         else:
             self._failed_starts += 1
             if self._failed_starts > START_FAILURES and not any(m.ready for m in self.members.values()):
                 raise RunError(f"{self._failed_starts} workers in a row did not start; the last: {cause}")
         if len(self.members) < self.wanted:
             self._start()
-        return _Lost(cause)
+        return Lost(cause)
 
     def _requeue(self, member: _Member, cause: str) -> list[Item]:
         if member.calls:
@@ -277,24 +279,3 @@ class Pool:
         for member in self.members.values():
             ray.kill(member.actor)
         self.members.clear()
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Process id, node and device of each worker that is up."""
-        answers, _ = self.ask({m.id: lambda actor, _: actor.describe.remote() for m in self.members.values()})
-        return list(answers.values())
-
-
-@dataclass(frozen=True)
-class _Lost:
-    cause: str
-
-
-@dataclass(frozen=True)
-class _Deal:
-    """How the items of one `map` are handed out.  share: a worker's part of the cost of all of them."""
-
-    submit: Submit
-    last: Submit
-    kind: str
-    largest: int | None
-    share: float

@@ -37,6 +37,25 @@ def within(values: Tensor, bits: int) -> bool:
     return values.numel() == 0 or bool(values.abs().max() <= limit(bits))  # a comparison with nan is False
 
 
+class Diverged(Exception):
+    """Training left the numbers that can be aggregated."""
+
+
+def checked_norm(loss: float, update: dict[str, Tensor]) -> float:
+    """The norm of a client's update; Diverged if anything is not finite or outside the range of exact sums."""
+    if not np.isfinite(loss):
+        raise Diverged(f"training diverged: the loss is {loss}")
+    norm = float(torch.linalg.vector_norm(update["delta"], dtype=torch.float64))
+    for name, t in update.items():
+        bits = BUFFER_BITS if name == "buffers" else PARAM_BITS
+        if name == "counters" or (name == "delta" and norm <= limit(bits)):  # no value is larger than the norm
+            continue
+        if not within(t, bits):
+            largest = float(t.abs().max())
+            raise Diverged(f"training diverged: {name} has a value of {largest:g} (allowed: {limit(bits):g})")
+    return norm
+
+
 class ExactSum:
     """A running weighted sum of float32 vectors; `units` is the sum so far, in grid units, exact."""
 

@@ -12,13 +12,15 @@ import ray
 
 from raysim.engine import slices
 from raysim.engine.messages import Failure, PartialSum, Share
+from raysim.engine.parts import Part, collect
 from raysim.engine.pool import Item, Pool
 from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, scale, total
+from raysim.engine.traffic import Traffic
 from raysim.errors import ClientError, DivergenceError
 from raysim.records import ClientReport, ClientTask, FloatArray, IntArray
 
-DELIVERED = -1
-"""Owner of an update that is part of a sum which the driver has."""
+SUMMED = -1
+"""Owner of an update that is in a sum which no worker's death takes away: it is in the object store, or was fetched."""
 
 
 class Round:
@@ -43,8 +45,10 @@ class Round:
         self.owner: dict[int, int] = {}
         self.states: dict[int, dict[str, Any]] = {}
         self.dropped: dict[int, Failure] = {}
+        self.traffic = Traffic(pool.here)
         self._reports: dict[int, ClientReport] = {}
-        self._parts: list[PartialSum] = []
+        self._parts: list[Part] = []
+        self._sums: list[PartialSum] = []
         self._train(list(self.tasks))
 
     @property
@@ -57,23 +61,26 @@ class Round:
         return sorted(self._reports)
 
     def _train(self, clients: Sequence[int]) -> None:
-        def train(actor: Any, tasks: list[ClientTask], give_sum: bool = False) -> Any:
+        def submit(actor: Any, tasks: list[ClientTask], method: str = "train") -> Any:
             shares = None if self.shares is None else [self.shares[t.client] for t in tasks]
-            return actor.train.remote(self.number, self.state_ref, tasks, shares, give_sum)
+            return getattr(actor, method).remote(self.number, self.state_ref, tasks, shares)
 
-        last = None if self.shares is None else partial(train, give_sum=True)
-        for worker, items, (answers, sums) in self.pool.map(
-            map(self._item, clients), train, self._lost, last=last, kind="train"
+        last = None if self.shares is None else partial(submit, method="train_and_sum")
+        for worker, items, answer in self.pool.map(
+            map(self._item, clients), submit, self._lost, last=last, kind="train"
         ):
+            answers, sum_ref = answer if isinstance(answer, tuple) else (answer, None)
             for item, (outcome, state) in zip(items, answers, strict=True):
                 self._take(worker, item.payload, outcome, state)
-            if sums is not None:
-                self._deliver(worker, sums)
+            if sum_ref is not None:
+                self._deliver(worker, sum_ref)
 
-    def _deliver(self, worker: int, sums: PartialSum) -> None:
-        """Take a worker's running sum over all that it trained since it last gave one: that cannot be lost any more."""
-        self._parts.append(sums)
-        self.owner.update({k: DELIVERED for k, owner in self.owner.items() if owner == worker})
+    def _deliver(self, worker: int, sum_ref: Any) -> None:
+        """Note a worker's running sum over all that it trained since it last gave one."""
+        clients = [k for k, owner in self.owner.items() if owner == worker]
+        if clients:
+            self._parts.append(Part(clients, self.pool.node(worker), sum_ref))
+        self.owner.update(dict.fromkeys(clients, SUMMED))
 
     def _item(self, client: int) -> Item:
         task = self.tasks[client]
@@ -88,6 +95,7 @@ class Round:
             self.dropped[task.client] = outcome
             return
         self.owner[task.client] = worker
+        self.traffic.trained(self.pool.node(worker), task, state)
         self._reports[task.client] = outcome
         if state is not None:
             self.states[task.client] = state
@@ -99,13 +107,16 @@ class Round:
             del self.owner[k]
         return [self._item(k) for k in gone]
 
-    def _each(self, clients: Sequence[int], question: Any) -> list[tuple[list[int], Any]]:
-        """Ask the owners of these clients' updates; (clients, answer) of each, lost updates trained again first."""
-        answers: list[tuple[list[int], Any]] = []
+    def _each(self, clients: Sequence[int], question: Any, sums: bool = False) -> list[tuple[str, list[int], Any]]:
+        """Ask the owners of these clients' updates; (node, clients, answer) of each, lost updates trained again first.
+
+        sums: the answer is a running sum, with which its owner gives these updates away.
+        """
+        answers: list[tuple[str, list[int], Any]] = []
         left = set(clients)
         while left:
             self._train([k for k in left if k not in self.owner])
-            left = {k for k in left if self.owner[k] != DELIVERED}
+            left = {k for k in left if self.owner[k] != SUMMED}
             groups: dict[int, list[int]] = {}
             for k in sorted(left):
                 groups.setdefault(self.owner[k], []).append(k)
@@ -113,8 +124,10 @@ class Round:
             for worker in lost:
                 self._lost(worker)
             for worker, answer in got.items():
-                answers.append((groups[worker], answer))
+                answers.append((self.pool.node(worker), groups[worker], answer))
                 left.difference_update(groups[worker])
+                if sums:
+                    self.owner.update(dict.fromkeys(groups[worker], SUMMED))
         return answers
 
     # The `updates` handle
@@ -126,8 +139,9 @@ class Round:
     def dot(self, vector_P: FloatArray) -> FloatArray:
         """Inner product of each client's update with a vector, shape K."""
         ref = ray.put(vector_P)
+        self.traffic.broadcast(vector_P.nbytes)
         found: dict[int, float] = {}
-        for clients, values in self._each(self.clients, lambda ks, actor, _: actor.dot.remote(ks, ref)):
+        for _, clients, values in self._each(self.clients, lambda ks, actor, _: actor.dot.remote(ks, ref)):
             found.update(zip(clients, values, strict=True))
         return np.array([found[k] for k in self.clients])
 
@@ -167,9 +181,14 @@ class Round:
             items = []
             for n, i in enumerate(left):
                 name = f"coordinates {wave[i][0]} to {wave[i][1] - 1} in round {self.number}"
-                items.append(Item((i, [(clients, refs[n]) for clients, refs in shared]), 1.0, name))
-            for _, done, answers in self.pool.map(items, submit, give_up):
-                found.update({d.payload[0]: a for d, a in zip(done, answers, strict=True) if a is not None})
+                items.append(Item((i, [(clients, refs[n]) for _, clients, refs in shared]), 1.0, name))
+            for worker, done, answers in self.pool.map(items, submit, give_up):
+                for item, answer in zip(done, answers, strict=True):
+                    if answer is not None:
+                        i = item.payload[0]
+                        found[i] = answer
+                        rows = [(node, len(clients)) for node, clients, _ in shared]
+                        self.traffic.gathered(self.pool.node(worker), rows, wave[i], answer)
         return [found[i] for i in range(len(wave))]
 
     def sums(self, shares: Mapping[int, Share]) -> tuple[FloatArray, FloatArray, IntArray, dict[str, FloatArray]]:
@@ -180,12 +199,7 @@ class Round:
         def question(clients: list[int], actor: Any, _: Any) -> Any:
             return actor.partial_sum.remote(clients, [scaled[k] for k in clients])
 
-        left = [k for k in self.clients if self.owner.get(k) != DELIVERED]
-        parts: list[PartialSum] = [answer for _, answer in self._each(left, question)]
-        if self.shares is not None:
-            self._parts += parts  # what was trained again on the way has come along with its training
-            self.owner.update(dict.fromkeys(left, DELIVERED))
-            parts = self._parts
+        parts = self._all_sums(question)
         names = parts[0].extra
         return (
             by * total([p.params_P for p in parts], PARAM_BITS),
@@ -193,3 +207,21 @@ class Round:
             np.max([p.counters for p in parts], axis=0),
             {name: total([p.extra[name] for p in parts], PARAM_BITS) for name in names},
         )
+
+    def _all_sums(self, question: Any) -> list[PartialSum]:
+        """Sums that hold every client once; what is lost on the way is trained again."""
+        streams = self.shares is not None
+        if not streams:
+            self._sums = []
+        left = [k for k in self.clients if self.owner.get(k) != SUMMED]
+        while left or self._parts:
+            for node, clients, (_, sum_ref) in self._each(left, question, sums=streams):
+                self._parts.append(Part(clients, node, sum_ref))
+            sums, lost = collect(self.pool, self._parts, self.parameters)
+            self._parts = []
+            self._sums += [self.traffic.reduced(node, part) for node, part in sums]
+            left = [k for part in lost for k in part.clients]
+            if streams:
+                for k in left:
+                    del self.owner[k]
+        return self._sums

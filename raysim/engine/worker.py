@@ -9,7 +9,7 @@ import numpy as np
 import ray
 
 from raysim import rng
-from raysim.engine import slices
+from raysim.engine import parts, slices
 from raysim.engine.messages import Failure, PartialSum, Plugin, Share, WorkerSetup
 from raysim.engine.versions import check_versions
 from raysim.errors import RunError
@@ -46,20 +46,20 @@ class Worker:
         self.device = device
         self.generator: Any = None
 
-    def describe(self) -> dict[str, Any]:
-        """Process id, node and device of this worker."""
-        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "device": self.device}
+    def where(self) -> tuple[str, str]:
+        """The address of this worker's node, and Ray's name of the node."""
+        return ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
 
-    def configure(self, setup: WorkerSetup, split: Split, partition: Partition) -> str:
-        """Build the model and take hold of the shared data; returns the address of this node.
+    def configure(self, setup: WorkerSetup, split: Split, partition: Partition) -> tuple[str, str]:
+        """Build the model and take hold of the shared data; answers as `where`.
 
         Raises UserError, naming this node, where its versions differ from the driver's.
         """
         from raysim.flat_model import FlatModel, ImageScale, build_model
         from raysim.probe import Probe
 
-        node = ray.util.get_node_ip_address()
-        check_versions(setup.versions, node)
+        where = self.where()
+        check_versions(setup.versions, where[0])
         self.setup, self.split, self.partition = setup, split, partition
         module = build_model(setup.model.build, split.channels, split.image_size, split.classes, setup.seed)
         self.model = FlatModel(module, self.device)
@@ -68,7 +68,7 @@ class Worker:
         self.scale = ImageScale(split.mean, split.std, "crop" in setup.augment, "flip" in setup.augment)
         self.fixed_statistics = setup.buffers == "global"
         self._forget(-1)
-        return node
+        return where
 
     def _forget(self, round_: int) -> None:
         self.round = round_
@@ -79,14 +79,10 @@ class Worker:
     # Training
 
     def train(
-        self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], shares: Sequence[Share] | None,
-        give_sum: bool = False,
-    ) -> tuple[list[Answer], PartialSum | None]:
-        """Train clients one after another; keep their updates, or add them to a running sum if `shares` are known.
-
-        give_sum: answer with the running sum, too, which then begins anew.
-        """
-        from raysim.engine.reduce import UpdateSums
+        self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], shares: Sequence[Share] | None
+    ) -> list[Answer]:
+        """Train clients one after another; keep their updates, or add them to a running sum if `shares` are known."""
+        from raysim.engine.reduce import Diverged, UpdateSums
 
         if round_ != self.round:
             self._forget(round_)
@@ -96,7 +92,7 @@ class Worker:
             try:
                 report, update, client_state = self._train_one(task)
             except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the driver names client and round
-                diverged = isinstance(error, _Diverged)
+                diverged = isinstance(error, Diverged)
                 plugins = {"local.name": self.setup.local.name, "model.name": self.setup.model.name}
                 cause = blamed(error, plugins) or (str(error) if diverged else f"{type(error).__name__}: {error}")
                 answers.append((Failure(task.client, cause, diverged), None))
@@ -107,7 +103,14 @@ class Worker:
                 self.running = self.running or UpdateSums(update)
                 self.running.add(update, shares[i])
             answers.append((report, client_state))
-        return answers, self._give_running_sum() if give_sum else None
+        return answers
+
+    @ray.method(num_returns=2)
+    def train_and_sum(
+        self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], shares: Sequence[Share]
+    ) -> tuple[list[Answer], PartialSum | None]:
+        """`train`, and give the running sum as an object of its own; it then begins anew."""
+        return self.train(round_, state, tasks, shares), self._give_running_sum()
 
     def _start_from(self, state: "ModelState") -> None:
         """Bring the global model to the device once, for all clients of a call."""
@@ -121,6 +124,7 @@ class Worker:
         self, task: ClientTask
     ) -> tuple[ClientReport, dict[str, "torch.Tensor"], dict[str, Any] | None]:
         from raysim import buffers
+        from raysim.engine.reduce import checked_norm
         from raysim.training import Job, train_client
 
         k, seed = task.client, self.setup.seed
@@ -134,7 +138,7 @@ class Worker:
         delta_P, residual_P, seen = self._send(self.model.params_P.detach() - job.start_P, residual_P, k)
         update = {"delta": delta_P, "buffers": self.model.buffers_F.clone(), "counters": self.model.counters.clone()}
         update.update({name: job.kept[name] for name in self.algorithm.summed})
-        norm = _check(result.loss, update)
+        norm = checked_norm(result.loss, update)
         measured = self.probe.measure(self.model, self.scale, k, data, self.split) if self.probe else {}
         report = ClientReport(
             k, task.n_real, task.n_synthetic, result.steps, self.algorithm.effective_steps(job), result.loss, norm,
@@ -169,11 +173,12 @@ class Worker:
     ) -> tuple["torch.Tensor", "torch.Tensor | None", dict[str, float]]:
         """(the update as the client sends it, what it remembers of the rest, what there is to say about it)."""
         from raysim.compression import send
+        from raysim.engine.reduce import checked_norm
 
         options = self.setup.update
         if not options.changes_updates:
             return delta_P, None, {}
-        _check(0.0, {"delta": delta_P})  # before the largest values of something that is not finite are chosen
+        checked_norm(0.0, {"delta": delta_P})  # before the largest values of something that is not finite are chosen
         return send(delta_P, residual_P, options, self.setup.seed, self.round, client)
 
     def _keep(self, client: int, update: dict[str, "torch.Tensor"]) -> None:
@@ -205,17 +210,25 @@ class Worker:
         """`fn` of each of these slices of all clients' updates; None for one of which a part is lost."""
         return [slices.answer(fn, parts) for parts in gathered]
 
-    def partial_sum(self, clients: Sequence[int], shares: Sequence[Share]) -> PartialSum:
-        """This worker's part of the sums over the given clients, all of which it trained in this round."""
+    @ray.method(num_returns=2)
+    def partial_sum(self, clients: Sequence[int], shares: Sequence[Share]) -> tuple[None, PartialSum]:
+        """This worker's part of the sums over the given clients, all of which it trained in this round.
+
+        An object of its own beside the answer, as in `train_and_sum`, so that it stays here until it is fetched.
+        """
         from raysim.engine.reduce import UpdateSums
 
         running = self._give_running_sum()
         if running is not None:
-            return running
+            return None, running
         sums = UpdateSums(self._kept(clients[0]))
         for k, share in zip(clients, shares, strict=True):
             sums.add(self._kept(k), share)
-        return sums.result()
+        return None, sums.result()
+
+    def add(self, refs: Sequence[Any]) -> PartialSum | None:
+        """The sum of partial sums of this node's workers; None if one is lost."""
+        return parts.add(refs)
 
     def _give_running_sum(self) -> PartialSum | None:
         sums, self.running = self.running, None
@@ -268,29 +281,6 @@ class Worker:
     def release_generator(self) -> None:
         """Give the generator's memory back."""
         self.generator = None
-
-
-class _Diverged(Exception):
-    """Training left the numbers that can be aggregated."""
-
-
-def _check(loss: float, update: dict[str, "torch.Tensor"]) -> float:
-    """The norm of the update; _Diverged if anything is not finite or outside the range of exact sums."""
-    import torch
-
-    from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, limit, within
-
-    if not np.isfinite(loss):
-        raise _Diverged(f"training diverged: the loss is {loss}")
-    norm = float(torch.linalg.vector_norm(update["delta"], dtype=torch.float64))
-    for name, t in update.items():
-        bits = BUFFER_BITS if name == "buffers" else PARAM_BITS
-        if name == "counters" or (name == "delta" and norm <= limit(bits)):  # no value is larger than the norm
-            continue
-        if not within(t, bits):
-            largest = float(t.abs().max())
-            raise _Diverged(f"training diverged: {name} has a value of {largest:g} (allowed: {limit(bits):g})")
-    return norm
 
 
 def _tensors(arrays: dict[str, Any], device: str) -> dict[str, "torch.Tensor"]:

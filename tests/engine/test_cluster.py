@@ -131,11 +131,11 @@ def light(broken: bool = False) -> type:
             if broken:
                 raise ModuleNotFoundError("No module named 'torch'")
 
-        def configure(self) -> str:
-            return "10.0.0.9"
+        def configure(self) -> tuple[str, str]:
+            return "10.0.0.9", "node 9"
 
-        def describe(self) -> None:
-            pass
+        def where(self) -> tuple[str, str]:
+            return self.configure()
 
         def work(self, items: list[int]) -> list[int]:
             time.sleep(0.1)

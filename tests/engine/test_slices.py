@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from raysim.engine import slices
+from raysim.config import Resources
+from raysim.engine import parts, slices
 from raysim.engine.messages import PartialSum, Share
 from raysim.engine.rounds import Round
 from raysim.records import ClientReport, ClientTask
@@ -35,7 +36,20 @@ def test_the_gram_matrix_is_symmetric_and_equal_rows_have_distance_exactly_zero(
     np.testing.assert_allclose(gram_KK, rows @ rows.T, rtol=1e-12, atol=1e-9)
 
 
-class TwoDeaths:
+class OneNode:
+    """What a pool says of workers that are all on the driver's node."""
+
+    here = "node"
+    resources = Resources()
+
+    def node(self, worker: int) -> str:
+        return "node"
+
+    def worker_on(self, node: str) -> int | None:
+        return 0
+
+
+class TwoDeaths(OneNode):
     """A pool whose workers hold sums: worker 1 dies when it is first asked, worker 0 when it is asked again."""
 
     def __init__(self) -> None:
@@ -47,13 +61,13 @@ class TwoDeaths:
         for item in items:
             k, worker = item.payload.client, self.home[item.payload.client]
             self.held[worker].add(k)
-            yield worker, [item], ([(ClientReport(k, 1, 0, 1, 1.0, 0.0, 1.0, 0.0), None)], None)
+            yield worker, [item], [(ClientReport(k, 1, 0, 1, 1.0, 0.0, 1.0, 0.0), None)]
 
     def ask(self, questions):
         self.asked += 1
         dies = {1: 1, 2: 0}.get(self.asked)
         self.home[3] = {1: 0, 2: 2}.get(self.asked, 2)
-        got = {w: self.sum_of(w) for w in questions if w != dies}
+        got = {w: (None, self.sum_of(w)) for w in questions if w != dies}
         return got, [dies] if dies in questions else []
 
     def sum_of(self, worker):
@@ -63,8 +77,11 @@ class TwoDeaths:
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_no_client_is_counted_twice_when_a_second_worker_dies_after_it_has_answered(streams):
+def test_no_client_is_counted_twice_when_a_second_worker_dies_after_it_has_answered(
+    streams: bool, monkeypatch: pytest.MonkeyPatch
+):
     """Clients 1 and 2 are summed by worker 0, which dies later with client 3 in hand: 10 + 100 + 1000, each once."""
+    monkeypatch.setattr(parts.ray, "get", lambda ref, **_: ref)
     shares = {k: Share(1.0, 0.0, 0.0) for k in (1, 2, 3)}
     round_ = Round(TwoDeaths(), 1, None, [ClientTask(k, 1) for k in (1, 2, 3)], shares if streams else None, 1)  # type: ignore[arg-type]
     assert round_.sums(shares)[0].tolist() == [1110.0]
@@ -80,7 +97,7 @@ def test_a_slice_of_which_a_part_is_lost_is_no_answer(monkeypatch: pytest.Monkey
     assert slices.answer(np.sum, [([1], "ff" * 28)]) is None
 
 
-class LosesSlicesOnce:
+class LosesSlicesOnce(OneNode):
     """A pool of one worker that holds (1, 2, 3), (5, 6, 7), (3, 1, 8) and loses each slice once."""
 
     members = {0: None}
@@ -92,7 +109,7 @@ class LosesSlicesOnce:
     def map(self, items, submit, on_lost, last=None, kind=""):
         for item in items:
             if isinstance(item.payload, ClientTask):
-                yield 0, [item], ([(ClientReport(item.payload.client, 1, 0, 1, 1.0, 0.0, 1.0, 0.0), None)], None)
+                yield 0, [item], [(ClientReport(item.payload.client, 1, 0, 1, 1.0, 0.0, 1.0, 0.0), None)]
                 continue
             ((_, start),) = item.payload[1]
             again = start in self.lost
