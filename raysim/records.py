@@ -201,12 +201,6 @@ class ModelState:
     counters: IntArray
     extra: dict[str, Float32Array] = field(default_factory=dict)
 
-    @property
-    def nbytes(self) -> int:
-        """Size of its arrays."""
-        own = self.params_P.nbytes + self.buffers_F.nbytes + self.counters.nbytes
-        return own + sum(vector.nbytes for vector in self.extra.values())
-
 
 @dataclass(frozen=True)
 class Synthetic:

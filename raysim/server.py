@@ -122,7 +122,7 @@ class Server:
         aggregated = time.monotonic()
         client_states = {**state.client_states, **{k: put(s) for k, s in round_.states.items()}}
         row = self._row(round_, table, weights) | self._privacy(state, table)
-        row |= round_.traffic.metrics(state.model.nbytes)
+        row |= round_.traffic.metrics(state.model)
         row |= self.assessment.due(number, lambda: self._share(model), lambda k: self._task(k, client_states))
         row["seconds_train"], row["seconds_aggregate"] = trained - began, aggregated - trained
         row["seconds_evaluate"] = time.monotonic() - aggregated

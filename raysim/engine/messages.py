@@ -70,9 +70,3 @@ class PartialSum:
     buffers_F: FloatArray
     counters: IntArray
     extra: dict[str, FloatArray]
-
-    @property
-    def nbytes(self) -> int:
-        """Size of its arrays."""
-        own = self.params_P.nbytes + self.buffers_F.nbytes + self.counters.nbytes
-        return own + sum(vector.nbytes for vector in self.extra.values())

@@ -12,7 +12,7 @@ import ray
 
 from raysim.engine import slices
 from raysim.engine.messages import Failure, PartialSum, Share
-from raysim.engine.parts import Part, collect
+from raysim.engine.parts import Part, collect, joined
 from raysim.engine.pool import Item, Pool
 from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, scale, total
 from raysim.engine.traffic import Traffic
@@ -199,13 +199,12 @@ class Round:
         def question(clients: list[int], actor: Any, _: Any) -> Any:
             return actor.partial_sum.remote(clients, [scaled[k] for k in clients])
 
-        parts = self._all_sums(question)
-        names = parts[0].extra
+        whole = joined(self._all_sums(question))
         return (
-            by * total([p.params_P for p in parts], PARAM_BITS),
-            total([p.buffers_F for p in parts], BUFFER_BITS),
-            np.max([p.counters for p in parts], axis=0),
-            {name: total([p.extra[name] for p in parts], PARAM_BITS) for name in names},
+            by * total([whole.params_P], PARAM_BITS),
+            total([whole.buffers_F], BUFFER_BITS),
+            whole.counters,
+            {name: total([vector], PARAM_BITS) for name, vector in whole.extra.items()},
         )
 
     def _all_sums(self, question: Any) -> list[PartialSum]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from raysim.engine.messages import PartialSum
-from raysim.records import ClientTask, FloatArray
+from raysim.records import ClientTask, FloatArray, ModelState
 
 FLOAT32_BYTES = 4
 
@@ -36,7 +36,7 @@ class Traffic:
 
     def reduced(self, node: str, part: PartialSum) -> PartialSum:
         """A partial sum was fetched from a node; gives it back."""
-        self._cross("reduced", node, part.nbytes)
+        self._cross("reduced", node, _nbytes(part))
         return part
 
     def gathered(self, node: str, rows: Sequence[tuple[str, int]], cut: tuple[int, int], answer: FloatArray) -> None:
@@ -49,7 +49,12 @@ class Traffic:
     def _cross(self, what: str, node: str, nbytes: int) -> None:
         self.bytes[what] += nbytes if node != self.here else 0
 
-    def metrics(self, model_bytes: int) -> dict[str, float]:
-        """The round's numbers, by their names among the metrics.  model_bytes: of the global model."""
-        self.bytes["broadcast"] = len(self.nodes) * (model_bytes + self._asked)
+    def metrics(self, model: ModelState) -> dict[str, float]:
+        """The round's numbers, by their names among the metrics.  model: the global one that was trained on."""
+        self.bytes["broadcast"] = len(self.nodes) * (_nbytes(model) + self._asked)
         return {f"engine_bytes_{what}": size for what, size in self.bytes.items()}
+
+
+def _nbytes(of: ModelState | PartialSum) -> int:
+    """Size of its arrays."""
+    return sum(array.nbytes for array in (of.params_P, of.buffers_F, of.counters, *of.extra.values()))
