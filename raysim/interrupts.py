@@ -1,7 +1,9 @@
 """Signals that end a run, turned into an exception."""
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Self
@@ -49,6 +51,20 @@ class Signals:
         """Raise Interrupted if a signal has arrived."""
         if self.names:
             raise Interrupted(f"by {self.names[0]}")
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no signal cut short what is done in this context: one that arrives is raised at its end.
+
+        A write to a database that is cut short may leave it locked, for this process itself, too.
+        """
+        before, self.ending = self.ending, True
+        try:
+            yield
+        finally:
+            self.ending = before
+        if not self.ending:
+            self.check()
 
     def _arrived(self, number: int, _: FrameType | None) -> None:
         self.names.append(signal.Signals(number).name)

@@ -223,8 +223,9 @@ class _Run:
             self.display.line(f"resuming {self.directory.path.name} after round {self.state.round}")
             if self.state.rule:
                 server.rule.load_state(self.state.rule)
-            for row in self.state.rows:
-                self.tracker.log_round(int(row["round"]), tracked(row))
+            with self.signals.held():
+                for row in self.state.rows:
+                    self.tracker.log_round(int(row["round"]), tracked(row))
         self.display.phase("round")
         first, began = self.state.round, time.monotonic()
 
@@ -235,7 +236,7 @@ class _Run:
             row, left = state.rows[-1], self.config.rounds - state.round
             shown = {k: v for k, v in row.items() if k in ("accuracy", "loss", "train_loss")}
             self.display.round(state.round, self.config.rounds, shown, pace * left)
-            with self.timed("track"):
+            with self.timed("track"), self.signals.held():
                 self.tracker.log_round(state.round, tracked(row))
                 self._remember_run_id()
             if state.round % self.config.output.checkpoint_every == 0 or not left:
@@ -266,7 +267,7 @@ class _Run:
         quality = None
         if self.config.output.quality:
             quality = measure_run(self.prepared.split, synthetic, self.config.seed, directory, self.display)
-        with self.timed("track"):
+        with self.timed("track"), self.signals.held():
             results.figures(directory, self.prepared, metrics, clients, synthetic)
             for path in sorted(directory.figures.glob("*.png")):
                 tracker.log_figure(path)

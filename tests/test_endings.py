@@ -65,6 +65,35 @@ def test_a_signal_after_the_summary_leaves_a_finished_run_finished(
     assert run(config, resume=True).summary["status"] == "FINISHED"
 
 
+def test_a_signal_in_the_middle_of_a_write_to_mlflow_leaves_it_unlocked_to_say_killed(
+    run: Run, tracked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    """The signal comes as the rows of round 2 of 3 are about to be committed."""
+    import sqlalchemy
+
+    log_round, sent = Tracker.log_round, []
+
+    def interrupt(_: Any) -> None:
+        if not sent:
+            sent.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def interrupted(self: Tracker, number: int, metrics: Any) -> None:
+        if number != 2:
+            log_round(self, number, metrics)
+            return
+        sqlalchemy.event.listen(sqlalchemy.Engine, "commit", interrupt)
+        try:
+            log_round(self, number, metrics)
+        finally:
+            sqlalchemy.event.remove(sqlalchemy.Engine, "commit", interrupt)
+
+    monkeypatch.setattr(Tracker, "log_round", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="by SIGINT"):
+        run(tracked)
+    assert sent and status(tracked) == "KILLED"
+
+
 def test_a_signal_before_the_summary_kills_the_run_a_second_one_does_not_hurry_it_and_it_resumes(
     run: Run, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):

@@ -31,6 +31,19 @@ def test_a_signal_while_the_run_is_wound_up_is_only_noted(number):
     assert signals.names == [number.name] * 2
 
 
+def test_a_signal_that_arrives_in_work_that_must_not_be_cut_short_is_raised_after_it():
+    done = []
+    with Signals() as signals:
+        with pytest.raises(Interrupted, match="by SIGINT"), signals.held():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append(1)
+        assert done == [1] and not signals.ending
+        signals.ending = True
+        with signals.held():
+            done.append(2)
+        assert done == [1, 2] and signals.ending
+
+
 def test_handlers_are_put_back_also_after_somebody_else_took_the_signal():
     before = [signal.getsignal(number) for number in ALL]
     with Signals() as signals:
