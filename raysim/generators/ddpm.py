@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from raysim.errors import UserError
 from raysim.generators.folder import CARD, find_folder, read_json, read_unet
-from raysim.generators.samplers import Sampler
+from raysim.generators.samplers import Sampler, public_keys
 from raysim.generators.sampling import LANES, check_labels, one_thread, to_uint8
 from raysim.records import ByteArray, IntArray, Split
 
@@ -63,7 +63,7 @@ class ddpm:
         """sha256 of everything that changes the pixels; the same on every machine of one kind."""
         described = {
             "weights": self.weights_sha256,
-            "unet": dict(self.unet.config),
+            "unet": public_keys(self.unet.config),
             "sampler": self.sampler.describe(),
             "sampling": [self.guidance, self.batch_size, self.precision, self.null_class],
             "code": [CODE_VERSION, torch.__version__, version("diffusers"), self.device.type],
@@ -81,7 +81,9 @@ class ddpm:
         if seeds_B.shape != labels_B.shape or seeds_B.dtype.kind not in "iu":
             raise ValueError(f"seeds_B must be {len(labels_B)} integers, not {seeds_B.dtype} of shape {seeds_B.shape}")
         if not self._is_on_device:
-            self.unet = self.unet.to(self.device, memory_format=torch.channels_last)
+            # Not diffusers' own `to`, which imports a compiler first, for 1.5 s.
+            nn.Module.to(self.unet, self.device)
+            nn.Module.to(self.unet, memory_format=torch.channels_last)
             self._is_on_device = True
         images = np.empty((len(labels_B), *self.shape), np.uint8)
         with torch.inference_mode(), one_thread(self.device):

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from raysim.errors import UserError
+from raysim.generators.bare_unet import unet_class
 
 SHIPPED = Path(__file__).parent / "weights"
 CONFIG, WEIGHTS, SCHEDULER, CARD, README = (
@@ -97,9 +98,7 @@ def read_unet(folder: Path) -> tuple[Any, str]:
     if expected != digest:
         raise UserError(f"generator.weights: {path} is damaged or not the file that {CARD} describes (sha256 differs)")
     try:
-        from diffusers import UNet2DModel  # slow to import, and not needed to check a configuration
-
-        unet: Any = UNet2DModel.from_config(config)
+        unet: Any = unet_class().from_config(config)
         unet.load_state_dict({name: tensor.float() for name, tensor in state.items()})
     except (RuntimeError, ValueError, TypeError) as error:
         raise UserError(f"generator.weights: {path} and {CONFIG} do not fit each other: {error}") from None
@@ -114,9 +113,7 @@ def build_unet(
     channels, image_size: of the images.  embeddings: rows of the class table, with the null class if there is one.
     """
     plain, last = len(widths) - 1, "Attn" if attention else ""
-    from diffusers import UNet2DModel
-
-    return UNet2DModel(
+    return unet_class()(
         sample_size=image_size,
         in_channels=channels,
         out_channels=channels,

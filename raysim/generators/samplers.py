@@ -5,6 +5,7 @@ DDPM, DPM-Solver++ and UniPC are diffusers' own schedulers. DDIM is written out 
 agree (with `use_clipped_model_output`).
 """
 
+import inspect
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ class Sampler:
 
     def describe(self) -> dict[str, Any]:
         """Everything about the schedule that changes pixels."""
-        return {"name": self.name, "timesteps": self.timesteps, "config": dict(self.scheduler.config)}
+        return {"name": self.name, "timesteps": self.timesteps, "config": public_keys(self.scheduler.config)}
 
     def start(self) -> None:
         """Forget the batch before."""
@@ -101,8 +102,13 @@ class Sampler:
             )
 
 
+def public_keys(config: Any) -> dict[str, Any]:
+    """The keys of a diffusers configuration without diffusers' own notes, one of which changes its order."""
+    return {key: value for key, value in dict(config).items() if not key.startswith("_")}
+
+
 def _scheduler(folder: Path, name: str, config: dict[str, Any]) -> Any:
-    from diffusers import DDPMScheduler, DPMSolverMultistepScheduler, UniPCMultistepScheduler
+    import diffusers
 
     if config.get("prediction_type", "epsilon") not in ("epsilon", "v_prediction") or config.get("thresholding"):
         raise UserError(
@@ -111,9 +117,13 @@ def _scheduler(folder: Path, name: str, config: dict[str, Any]) -> Any:
         )
     try:
         if name == "dpmsolver++":
-            return DPMSolverMultistepScheduler.from_config(
+            return diffusers.DPMSolverMultistepScheduler.from_config(
                 config, algorithm_type="dpmsolver++", lambda_min_clipped=LAMBDA_MIN
             )
-        return (UniPCMultistepScheduler if name == "unipc" else DDPMScheduler).from_config(config)
+        if name == "unipc":
+            return diffusers.UniPCMultistepScheduler.from_config(config)
+        # Not by `from_config`, which imports all schedulers that it could be mistaken for, and scipy.stats with them.
+        known = inspect.signature(diffusers.DDPMScheduler.__init__).parameters
+        return diffusers.DDPMScheduler(**{key: value for key, value in config.items() if key in known})
     except (TypeError, ValueError, NotImplementedError) as error:
         raise UserError(f"generator.weights: {folder / SCHEDULER} is not a usable schedule: {error}") from None

@@ -1,6 +1,7 @@
 """The `ddpm` generator: image i depends on its seed alone, and whatever cannot give the right pixels is refused."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -241,6 +242,22 @@ def test_the_fingerprint_changes_with_whatever_changes_pixels_and_with_nothing_e
     folder = make_folder(tmp_path, split, "epsilon")
     prints.append(ddpm(split, "cpu", weights=str(folder), steps=2, batch_size=32).fingerprint())
     assert len({reference, *prints}) == len(changes) + 2
+
+
+def test_the_fingerprint_is_the_same_in_every_process():
+    """Python orders a set of names anew in each process, and diffusers keeps one as a list in its schedulers."""
+    code = (
+        "from raysim.generators.samplers import Sampler\n"
+        "from raysim.generators.folder import SHIPPED\n"
+        "print(Sampler(SHIPPED / 'digits', 'unipc', 10, 'auto').describe())"
+    )
+
+    def described(hash_seed: str) -> str:
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=120).stdout
+
+    assert described("1") == described("2") != ""
 
 
 def test_bf16_changes_little(toy):
