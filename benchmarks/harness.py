@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from raysim.config import Config
@@ -17,7 +18,7 @@ def opened(config: Config, kind: type[Server] = Server) -> Iterator[tuple[Server
     from raysim.assemble import build_parts, worker_setup
     from raysim.assessment import Assessment
     from raysim.engine.session import Session
-    from raysim.engine.store import put
+    from raysim.engine.store import put, share
     from raysim.prepare import prepare
     from raysim.records import Synthetic
 
@@ -25,7 +26,9 @@ def opened(config: Config, kind: type[Server] = Server) -> Iterator[tuple[Server
     parts = build_parts(config, prepared)
     with Session(config.resources) as session:
         pool = session.pool(config.resources)
-        pool.configure(worker_setup(config, parts.rule), put(prepared.split), put(prepared.partition))
+        split_ref, split = share(prepared.split)
+        prepared = replace(prepared, split=split)  # as in `raysim.run`: the driver keeps no copy of its own
+        pool.configure(worker_setup(config, parts.rule), split_ref, put(prepared.partition))
         server = kind(
             config, pool, prepared.partition, Synthetic(prepared.quota_KC, {}, ""), parts.algorithm, parts.rule,
             parts.optimiser, Assessment.of(config, pool, prepared),

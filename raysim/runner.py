@@ -4,7 +4,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from raysim.config import Config
 from raysim.display import Display
 from raysim.engine.liveness import cause_of
 from raysim.engine.session import Session, placement_before_start
-from raysim.engine.store import put
+from raysim.engine.store import put, share
 from raysim.errors import RunError, UserError
 from raysim.interrupts import Signals
 from raysim.narration import say_plan, say_start, store_note, totals, tracked
@@ -187,10 +187,10 @@ class _Run:
                 raise
 
     def _phases(self, pool: "Pool") -> Result:
-        config, prepared = self.config, self.prepared
-        parts = self.parts
-        setup = worker_setup(config, parts.rule)
-        pool.configure(setup, put(prepared.split), put(prepared.partition))
+        config, parts = self.config, self.parts
+        split_ref, split = share(self.prepared.split)
+        prepared = self.prepared = replace(self.prepared, split=split)  # the driver's own copy is given up
+        pool.configure(worker_setup(config, parts.rule), split_ref, put(prepared.partition))
         with self.timed("generate"):
             self.display.phase("images")
             synthetic = synthesise(

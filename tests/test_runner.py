@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import yaml
 from safetensors.numpy import load_file
 
 import raysim
-from raysim import Result, load_config
+from raysim import Result, load_config, runner
+from raysim.display import Display
+from raysim.engine.store import share
 from raysim.errors import UserError
 from raysim.prepare import load_split
 from raysim.results import accuracy_auc, accuracy_summary
@@ -130,6 +133,29 @@ def test_the_object_store_is_as_full_after_many_rounds_as_after_few(run: Run, sm
         run(config, rounds=rounds)
         sizes.append(store_bytes())
     assert abs(sizes[1] - sizes[0]) < 4_000_000
+
+
+def test_while_it_trains_the_driver_keeps_no_images_of_its_own(
+    run: Run, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    """The array that was read is gone once it is in the object store, which the driver looks into like any worker."""
+    prepare, read, alive = runner.prepare, [], []
+
+    def watched(*arguments: Any) -> Any:
+        prepared = prepare(*arguments)
+        read.append(weakref.ref(prepared.split.train_images))
+        return prepared
+
+    monkeypatch.setattr(runner, "prepare", watched)
+    monkeypatch.setattr(Display, "round", lambda *_: alive.append(read[0]() is not None))
+    run(small)
+    assert alive == [False] * 3
+
+
+def test_an_array_from_the_store_is_the_same_and_cannot_be_written_to(ray_here: None):
+    reference, array = share(np.arange(1000))
+    assert np.array_equal(array, np.arange(1000)) and not array.flags.writeable and not array.flags.owndata
+    assert ray.get(reference).ctypes.data == array.ctypes.data
 
 
 def test_an_actor_carries_no_data_with_it():

@@ -10,6 +10,15 @@ def put(value: Any) -> Any:
     return ray.put(value)
 
 
+def share(value: Any) -> tuple[Any, Any]:
+    """(a reference to a value, the value as all workers see it): arrays in shared memory, not to be written to.
+
+    Whoever goes on with the second one needs no memory of its own for them.
+    """
+    reference = put(value)
+    return reference, get(reference)
+
+
 def capacity_bytes() -> int:
     """What the object stores of all nodes hold in memory; more than that spills to disk."""
     return int(ray.cluster_resources().get("object_store_memory", 0))
