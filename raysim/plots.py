@@ -45,6 +45,30 @@ def accuracy_curve(metrics: "pd.DataFrame", path: Path, column: str = "accuracy"
     return save(figure, path)
 
 
+def accuracy_curves(curves: "dict[str, dict[str, list[pd.DataFrame]]]", path: Path) -> Path:
+    """Test accuracy by round: for each label the mean of its runs and, as a band, the lowest and highest of them.
+
+    curves: by panel and label, a frame a run with columns `round` and `accuracy`.  Returns `path`.
+    """
+    import pandas as pd
+    from matplotlib.ticker import MaxNLocator
+
+    figure, panels = blank_figures(1, len(curves), 6.5 * len(curves), 4.5)
+    for axes, (panel, by_label) in zip(panels, curves.items(), strict=True):
+        for label, runs in by_label.items():
+            of_round = pd.concat(runs).groupby("round")["accuracy"]
+            rounds, mean = of_round.mean().index.to_numpy(), of_round.mean().to_numpy() * 100
+            (line,) = axes.plot(rounds, mean, label=label, linewidth=1.5)
+            low, high = of_round.min().to_numpy() * 100, of_round.max().to_numpy() * 100
+            axes.fill_between(rounds, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+        axes.set(title=panel or "Accuracy on the test split", xlabel="round", ylabel="accuracy (%)")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=9)
+    figure.supxlabel("lines: means of runs; bands: from the lowest to the highest of them", fontsize=9, color="0.4")
+    return save(figure, path)
+
+
 def client_counts(
     real_KC: IntArray, synthetic_KC: IntArray, class_names: Sequence[str], path: Path, policy: str = ""
 ) -> Path:

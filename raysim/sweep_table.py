@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 METRICS = ("final_accuracy", "best_accuracy", "accuracy_auc", "images", "seconds")
 TARGET = "rounds_to_target"
-_HEADINGS = {
+HEADINGS = {
     "final_accuracy": "final acc.", "best_accuracy": "best acc.", "accuracy_auc": "AUC acc.", "images": "images",
     "seconds": "seconds",
 }
@@ -85,7 +85,7 @@ def write(directory: Path, rows: list[dict[str, Any]], target: float | None) -> 
 
 def text(table: "pd.DataFrame", target: float | None) -> str:
     """The table for people: one line a group, columns aligned."""
-    headings = ["", "runs", *(_HEADINGS[name] for name in METRICS)]
+    headings = ["", "runs", *(HEADINGS[name] for name in METRICS)]
     headings += [f"rounds to {target:g}"] if target is not None else []
     lines = [headings]
     for _, entry in table.iterrows():
@@ -94,17 +94,18 @@ def text(table: "pd.DataFrame", target: float | None) -> str:
         if target is not None:
             cells.append(f"{_cell(entry, TARGET)} ({entry['reached_target']}/{entry['n']})")
         lines.append(cells)
-    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
-    drawn = [
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-        for line in lines
-    ]
-    drawn.insert(1, "-" * len(drawn[0]))
     notes = ["mean +- standard deviation over seeds (n - 1 in the denominator)"]
     notes.append("seconds: of each run, if it was resumed since then; images from the cache of earlier runs cost none")
     if target is not None:
         notes.append(f"rounds to {target:g}: over the runs that reached it (how many of all)")
-    return "\n".join(line.rstrip() for line in [*drawn, "", *notes]) + "\n"
+    return "\n".join([*aligned(lines), "", *notes]) + "\n"
+
+
+def aligned(lines: list[list[str]]) -> list[str]:
+    """Lines of cells as text: columns of one width, a rule below the first line."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    drawn = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines]
+    return [drawn[0], "-" * max(map(len, drawn)), *drawn[1:]]
 
 
 def _cell(entry: "pd.Series", name: str) -> str:
