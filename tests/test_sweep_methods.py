@@ -35,3 +35,10 @@ def test_the_published_set_up_is_five_methods_on_the_same_partitions(file, dirty
         assert (config.partition.rare is not None, config.partition.label_noise is not None) == (dirty, dirty)
     partitions = {cell.config.partition.model_dump_json() for cell in grid.cells}
     assert len(partitions) == 2  # one for each alpha, whatever the method
+
+
+@pytest.mark.parametrize(("file", "methods", "runs"), [("baselines_cifar10", 11, 66), ("scaffold_cifar10", 4, 4)])
+def test_the_comparisons_of_baselines_are_valid_and_differ_in_their_method_alone(file, methods, runs):
+    grid = read_sweep(EXPERIMENTS / f"{file}.yaml")
+    assert len(grid.cells) == runs and len({cell.labels["method"] for cell in grid.cells}) == methods
+    assert len({(cell.config.partition.model_dump_json(), cell.config.seed) for cell in grid.cells}) == runs // methods
