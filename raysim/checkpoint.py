@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from raysim.checked_file import atomically, write_atomic
 from raysim.errors import RunError
 
 FORMAT = 1
@@ -40,14 +40,6 @@ class Checkpoint:
     meta: dict[str, Any]
     path: Path
     notes: list[str] = field(default_factory=list)
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old content or the new one, never a part.
-
-    Raises OSError, with the old content intact.
-    """
-    _atomically(path, lambda temporary: temporary.write_bytes(data))
 
 
 def save(directory: Path, round: int, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], keep: int) -> Path:
@@ -133,7 +125,7 @@ def _write_arrays(directory: Path, round_: int, arrays: Mapping[str, NDArray[Any
             raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
         digest = _file_sha256(temporary)
 
-    _atomically(directory / f"round-{round_:06d}.arrays", write)
+    atomically(directory / f"round-{round_:06d}.arrays", write)
     name = f"round-{round_:06d}-{digest[:16]}.safetensors"
     (directory / f"round-{round_:06d}.arrays").replace(directory / name)
     return name, digest
@@ -162,27 +154,6 @@ def _read(path: Path) -> Checkpoint:
         raise _Damaged("its JSON file cannot be read") from error
     except SafetensorError as error:
         raise _Damaged(str(error)) from error
-
-
-def _atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` with a temporary path beside `path`, force it to the disk, and rename it into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        write(temporary)
-        _sync(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _list(directory: Path) -> dict[int, Path]:

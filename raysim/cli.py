@@ -151,7 +151,7 @@ def doctor(config: str | None, overrides: tuple[str, ...], address: tuple[str, .
 
 @commands.group()
 def cache() -> None:
-    """Show or empty the cache of synthetic images, which all runs share."""
+    """Show or empty the cache of synthetic and of decoded images, which all runs share."""
 
 
 _cache_dir = click.option("--dir", "folder", type=click.Path(), help="Folder of the cache; by default as `run` has it.")
@@ -160,7 +160,7 @@ _cache_dir = click.option("--dir", "folder", type=click.Path(), help="Folder of 
 @cache.command("list")
 @_cache_dir
 def cache_list(folder: str | None) -> None:
-    """Show what the cache holds: generator, seed, images, size."""
+    """Show what the cache holds: generator and seed, or the key of a decoded data set, images, size."""
     from raysim.cache_table import show
 
     for line in show(folder):

@@ -67,7 +67,7 @@ class Output(_Base):
     quality: bool = False
     """Measure the synthetic images (takes a minute): what a classifier learns from them, whether any is a copy."""
     cache: str | None = "~/.cache/raysim/images"
-    """Folder of the synthetic-image cache, shared by all runs; null: no cache."""
+    """Folder of the cache of synthetic and of decoded images, shared by all runs; null: no cache."""
 
 
 class Config(_Base):

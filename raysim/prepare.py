@@ -1,6 +1,6 @@
 """From a configuration to images, clients and a quota: everything that is known before any worker starts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,19 +16,27 @@ from raysim.user_code import ask_policy, blaming, checked_partition, checked_spl
 
 @dataclass(frozen=True)
 class Prepared:
-    """The data set, who owns what of it, and how many synthetic images each client gets of each class."""
+    """The data set, who owns what of it, and how many synthetic images each client gets of each class.
+
+    notes: what there is to say about how the data were read.
+    """
 
     split: Split
     partition: Partition
     quota_KC: IntArray
+    notes: list[str] = field(default_factory=list)
 
 
-def load_split(config: Config) -> Split:
-    """The configured data set, public images set apart, cut to the configured numbers of samples."""
+def load_split(config: Config, notes: list[str] | None = None) -> Split:
+    """The configured data set, public images set apart, cut to the configured numbers of samples.
+
+    notes: gets what there is to say about the cache of decoded images.
+    """
+    from raysim.data.decoded_cache import decoded_cache
     from raysim.data.splits import hold_out, subset
 
     name = config.data.name
-    with blaming({"data.name": name}):
+    with blaming({"data.name": name}), decoded_cache(config.output.cache, [] if notes is None else notes):
         split: Split = resolve("data", name)(**config.data.params)
     split = checked_split(split, name) if ":" in name else split
     return subset(hold_out(split, config.data.public_frac), config.data.train_samples, config.data.test_samples)
@@ -80,7 +88,8 @@ def named(config: Config) -> dict[str, str]:
 
 def prepare(config: Config, split: Split | None = None) -> Prepared:
     """Load the data (unless given), deal it out, work out the quota.  Raises UserError for what cannot work."""
-    split = split or load_split(config)
+    notes: list[str] = []
+    split = split or load_split(config, notes)
     partition = make_partition(config, split)
     if isinstance(config.clients_per_round, int) and config.clients_per_round > partition.clients:
         raise UserError(
@@ -89,7 +98,7 @@ def prepare(config: Config, split: Split | None = None) -> Prepared:
         )
     quota_KC = make_quota(config, partition)
     _check_memory(int(quota_KC.sum()), split)
-    return Prepared(split, partition, quota_KC)
+    return Prepared(split, partition, quota_KC, notes)
 
 
 def _check_memory(images: int, split: Split) -> None:

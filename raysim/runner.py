@@ -197,7 +197,7 @@ class _Run:
                 pool, plugin("generator", config.generator), prepared.split, prepared.quota_KC, config.seed,
                 config.output.cache, self.display,
             )
-        self.notes += [*synthetic.notes, *store_note(prepared, synthetic)]
+        self.notes += [*prepared.notes, *synthetic.notes, *store_note(prepared, synthetic)]
         for note in self.notes:
             self.display.line(f"note: {note}")
         server = Server(

@@ -64,7 +64,7 @@ def sweep(file: str | Path, overrides: Iterable[str] = ()) -> SweepResult:
         images = _check(grid, splits)
         directory = _directory(grid)
         work = _Sweep(grid, directory, display, splits)
-        for note in grid.notes:
+        for note in [*grid.notes, *splits.notes]:
             display.line(f"note: {note}")
         done = sum(_finished(cell.config) is not None for cell in grid.cells)
         display.line(
@@ -165,12 +165,13 @@ class _Splits:
 
     def __init__(self) -> None:
         self._loaded: dict[str, Split] = {}
+        self.notes: list[str] = []
 
     def of(self, config: Config) -> Split:
         """The data set of a cell."""
         key = json.dumps(config.data.model_dump(exclude={"augment"}), sort_keys=True)
         if key not in self._loaded:
-            self._loaded[key] = load_split(config)
+            self._loaded[key] = load_split(config, self.notes)
         return self._loaded[key]
 
 

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from raysim.cli import commands
+from raysim.data.decoded_cache import decoded, decoded_cache
 from raysim.errors import UserError
 from raysim.image_cache import ImageCache
 
@@ -39,6 +40,22 @@ def test_clear_asks_nothing_and_says_what_it_freed(folder: Path):
     assert call("clear", "--dir", str(folder)) == f"{folder}: 1.2 MB freed\n"
     assert call("list", "--dir", str(folder)) == f"{folder}: no cached images\n"
     assert call("clear", "--dir", str(folder)) == f"{folder}: 0.0 MB freed\n"
+
+
+def test_decoded_data_sets_are_listed_and_cleared_beside_synthetic_images(folder: Path):
+    """500 images of 2,000 bytes; a file whose header is damaged holds an unknown number."""
+    with decoded_cache(str(folder), []):
+        decoded(lambda: [b"some data set"], lambda: np.zeros((500, 1, 40, 50), np.uint8))
+    (path,) = (folder / "decoded").glob("*.img")
+    (folder / "decoded" / "other.img").write_bytes(b"garbage")
+    (folder / "decoded" / "mine.txt").write_text("not the cache's")
+    lines = call("list", "--dir", str(folder)).splitlines()
+    assert sorted(line.split()[0] for line in lines[3:5]) == sorted([path.stem, "other"])
+    assert [path.stem, "decoded", "500", "1.0", "MB"] in [line.split() for line in lines]
+    assert sum("damaged, deleted when met" in line for line in lines) == 2
+    assert lines[-1] == f"{folder}: 1,700 images, 2.2 MB"
+    assert call("clear", "--dir", str(folder)) == f"{folder}: 2.2 MB freed\n"
+    assert [p.name for p in (folder / "decoded").iterdir()] == ["mine.txt"]
 
 
 def test_the_folder_is_by_default_that_of_the_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

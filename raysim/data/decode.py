@@ -13,7 +13,8 @@ from PIL import Image, UnidentifiedImageError
 from raysim.errors import UserError
 from raysim.records import ByteArray
 
-_CHUNK = 512
+_CHUNK = 64
+_THREADED_BYTES = 40_000  # of an image; threads that decode smaller ones wait for each other longer than they decode
 _GREY = {"1", "L", "LA"}
 _DEEP = {"I", "F", "I;16", "I;16B", "I;16L", "I;16N"}
 _UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
@@ -54,7 +55,8 @@ def _decode_as(mode: str, count: int, read: Callable[[int], bytes | None], where
 
     # pillow decodes without holding the interpreter's lock; map re-raises the error of the earliest chunk.
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        list(pool.map(decode_chunk, range(0, count, _CHUNK)))
+        each = map if first.nbytes < _THREADED_BYTES else pool.map
+        list(each(decode_chunk, range(0, count, _CHUNK)))
     return images
 
 

@@ -1,5 +1,6 @@
 """Data sets in files of the user's own: parquet, folders of images, numpy archives."""
 
+import hashlib
 import zipfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from raysim.data.decode import decode_images
+from raysim.data.decoded_cache import decoded
 from raysim.data.parquet_file import check_labels, existing, parquet_files, read_parquet
 from raysim.data.splits import Labelled, build_split
 from raysim.errors import UserError
@@ -98,7 +100,10 @@ def _read_folder(root: Path, class_names: list[str], required: bool = True) -> L
     if empty and required:
         folder = (root / class_names[empty[0]]).absolute()
         raise UserError(f"data.path: the class folder {folder} holds no image; put images there, or remove it")
-    images = decode_images(len(files), lambda i: files[i].read_bytes(), lambda i: f"data.path: {files[i]}")
+    images = decoded(
+        lambda: (hashlib.sha256(file.read_bytes()).digest() for file in files),
+        lambda: decode_images(len(files), lambda i: files[i].read_bytes(), lambda i: f"data.path: {files[i]}"),
+    )
     return images, np.array(labels, dtype=np.int64)
 
 

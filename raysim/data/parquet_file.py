@@ -1,19 +1,24 @@
 """Reading parquet files of encoded images and integer labels."""
 
+import bisect
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from raysim.data.decode import decode_images
+from raysim.data.decoded_cache import decoded
 from raysim.data.remote import is_url, local_copy
 from raysim.errors import UserError
 from raysim.records import ByteArray, IntArray
 
 if TYPE_CHECKING:
     import pyarrow
+    from pyarrow.parquet import ParquetFile
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "fine_label")
@@ -49,35 +54,60 @@ def read_parquet(
     files: Sequence[Path], columns: tuple[str | None, str | None]
 ) -> tuple[ByteArray, IntArray, list[str] | None]:
     """(images, labels_N, class names if the file has them) of all files in order."""
-    blobs: list[bytes | None] = []
-    origin: list[str] = []
     labels: list[IntArray] = []
+    sources: list[tuple[Path, str]] = []
     names: list[str] | None = None
     for file in files:
-        table, image_column, label_column = _read_columns(file, columns)
+        table, image_column, label_column = _read_labels(file, columns)
         labels.append(_integer_labels(table[label_column], f"data.path: {file}: column {label_column!r}"))
-        blobs += _blobs(table[image_column], f"data.path: {file}: column {image_column!r}")
-        origin += [str(file)] * table.num_rows
+        sources.append((file, image_column))
         names = names or _hub_class_names(table, label_column)
-    starts = {name: origin.index(name) for name in dict.fromkeys(origin)}
-    images = decode_images(
-        len(blobs), lambda i: blobs[i], lambda i: f"data.path: {origin[i]}: row {i - starts[origin[i]]}"
-    )
+    images = decoded(lambda: _content(sources), lambda: _decode(sources))
     return images, np.concatenate(labels), names
 
 
-def _read_columns(file: Path, columns: tuple[str | None, str | None]) -> "tuple[pyarrow.Table, str, str]":
+def _content(sources: Sequence[tuple[Path, str]]) -> Iterator[bytes]:
+    """What determines the images in these columns of these files."""
+    for file, column in sources:
+        yield column.encode()
+        with file.open("rb") as opened:
+            yield hashlib.file_digest(opened, "sha256").digest()
+
+
+def _decode(sources: Sequence[tuple[Path, str]]) -> ByteArray:
+    blobs: list[bytes | None] = []
+    starts: list[int] = []
+    for file, column in sources:
+        starts.append(len(blobs))
+        with _opened(file) as parquet:
+            blobs += _blobs(parquet.read(columns=[column])[column], f"data.path: {file}: column {column!r}")
+
+    def where(i: int) -> str:
+        n = bisect.bisect_right(starts, i) - 1
+        return f"data.path: {sources[n][0]}: row {i - starts[n]}"
+
+    return decode_images(len(blobs), lambda i: blobs[i], where)
+
+
+@contextmanager
+def _opened(file: Path) -> "Iterator[ParquetFile]":
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
     try:
         with ParquetFile(file) as opened:
-            present = opened.schema_arrow.names
-            image = _pick(columns[0], _IMAGE_COLUMNS, present, f"data.path: {file}", "image_column")
-            label = _pick(columns[1], _LABEL_COLUMNS, present, f"data.path: {file}", "label_column")
-            return opened.read(columns=[image, label]), image, label
+            yield opened
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"data.path: {file} cannot be read as parquet ({error}); give an intact file") from error
+
+
+def _read_labels(file: Path, columns: tuple[str | None, str | None]) -> "tuple[pyarrow.Table, str, str]":
+    """(the column of labels, the name of the column of images, that of the labels)."""
+    with _opened(file) as opened:
+        present = opened.schema_arrow.names
+        image = _pick(columns[0], _IMAGE_COLUMNS, present, f"data.path: {file}", "image_column")
+        label = _pick(columns[1], _LABEL_COLUMNS, present, f"data.path: {file}", "label_column")
+        return opened.read(columns=[label]), image, label
 
 
 def _pick(wanted: str | None, usual: Sequence[str], present: Sequence[str], where: str, key: str) -> str:
