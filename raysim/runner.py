@@ -14,6 +14,7 @@ from raysim.checkpoint import CheckpointError
 from raysim.config import Config
 from raysim.display import Display
 from raysim.engine.liveness import cause_of
+from raysim.engine.ray_start import RayStart
 from raysim.engine.session import Session, placement_before_start
 from raysim.engine.store import put, share
 from raysim.errors import RunError, UserError
@@ -49,12 +50,12 @@ def run(
     session, split: an open Ray session and a loaded data set, for runs that follow one another.
     Raises ConfigError or UserError, before Ray starts, for input that cannot work, and RunError for a run that failed.
     """
-    with Display() as display, Signals() as signals:
+    with Display() as display, Signals() as signals, RayStart(signals, session) as start:
         config = read_config(source, overrides, keys)
         name = "run" if isinstance(source, Mapping | Config) else Path(source).stem
         for note in config.notes:
             display.line(f"note: {note}")
-        return _Run.begin(config, name, display, signals, resume, split).to_the_end(session)
+        return _Run.begin(config, name, display, signals, start, resume, split).to_the_end()
 
 
 @dataclass
@@ -64,6 +65,7 @@ class _Run:
     config: Config
     display: Display
     signals: Signals
+    start: RayStart
     directory: RunDirectory
     identity: dict[str, Any]
     prepared: Prepared
@@ -78,9 +80,10 @@ class _Run:
 
     @classmethod
     def begin(
-        cls, config: Config, name: str, display: Display, signals: Signals, resumed: bool, split: Split | None
+        cls, config: Config, name: str, display: Display, signals: Signals, start: RayStart, resumed: bool,
+        split: Split | None,
     ) -> "_Run":
-        """Everything that can be refused is refused here, before Ray starts."""
+        """Everything that can be refused is refused here, before Ray starts; it starts while MLflow does."""
         began = time.monotonic()
         check_uri(config.tracking.uri)
         placement = placement_before_start(config.resources)
@@ -94,6 +97,8 @@ class _Run:
             raise UserError(f"--resume: the data set is no longer the one that {before['name']} was started with")
         identity["mlflow_run_id"] = before["mlflow_run_id"]
         directory = earlier or RunDirectory.create(config, name)
+        if not (earlier and resume.is_finished(earlier, config.rounds)):
+            start.begin(config.resources)
         try:
             directory.write_json("run.json", identity)
             if not earlier:
@@ -108,7 +113,8 @@ class _Run:
             raise
         say_start(display, placement, directory.path)
         seconds = {"prepare": time.monotonic() - began}
-        return cls(config, display, signals, directory, identity, prepared, parts, tracker, began, resumed, seconds)
+        shared = config, display, signals, start, directory, identity, prepared, parts, tracker
+        return cls(*shared, began, resumed, seconds)
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -118,7 +124,7 @@ class _Run:
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
 
-    def to_the_end(self, session: Session | None) -> Result:
+    def to_the_end(self) -> Result:
         """Both phases; whatever happens, the run directory and the tracker say how it ended."""
         if self.resumed and resume.is_finished(self.directory, self.config.rounds):
             return self._already_finished()
@@ -126,7 +132,7 @@ class _Run:
             self._remember_run_id()
             for problem in [*self.directory.write_status("RUNNING", ""), *self.tracker.problems]:
                 self.display.line(f"warning: {problem}")
-            result = self._with_session(session)
+            result = self._with_session()
         except BaseException as error:
             self._end(error)
             raise
@@ -165,26 +171,25 @@ class _Run:
         self.tracker.finish("FINISHED", "")
         return Result(pd.read_parquet(self.directory.path / "metrics.parquet"), summary, self.directory.path)
 
-    def _with_session(self, session: Session | None) -> Result:
-        began = time.monotonic()
-        with contextlib.ExitStack() as stack:
-            if session is None:
-                session = stack.enter_context(Session(self.config.resources))
+    def _with_session(self) -> Result:
+        began, session = time.monotonic(), None
+        try:
+            session = self.start.session(self.config.resources)
             self.signals.listen()
-            try:
-                self.signals.check()
-                pool = session.pool(self.config.resources, self.display.line)
-                self.display.line(f"{session.where}; {pool.placement}")
-                self.seconds["start"] = time.monotonic() - began
-                with blaming(named(self.config), RunError):
-                    return self._phases(pool)
-            except BaseException as error:
-                cause = cause_of(error)
-                self._end(cause)
+            self.signals.check()
+            pool = session.pool(self.config.resources, self.display.line)
+            self.display.line(f"{session.where}; {pool.placement}")
+            self.seconds["start"] = time.monotonic() - began
+            with blaming(named(self.config), RunError):
+                return self._phases(pool)
+        except BaseException as error:
+            cause = cause_of(error)
+            self._end(cause)
+            if session is not None:
                 session.discard_pool()
-                if cause is not error:
-                    raise cause from error
-                raise
+            if cause is not error:
+                raise cause from error
+            raise
 
     def _phases(self, pool: "Pool") -> Result:
         config, parts = self.config, self.parts

@@ -1,5 +1,6 @@
 """However a run ends, its folder and MLflow say so truthfully, and nothing of Ray is left behind."""
 
+import contextlib
 import json
 import os
 import pty
@@ -212,6 +213,24 @@ def test_a_signal_while_ray_starts_leaves_no_process_and_no_folder(
     assert process.wait(timeout=90) == 130, (tmp_path / "output.txt").read_text()
     assert_nothing_left(process, family)
     assert status(small) == "KILLED"
+
+
+def test_a_run_that_is_refused_while_ray_starts_leaves_no_process_and_no_folder(small: dict[str, Any], tmp_path: Path):
+    """The MLflow store is opened meanwhile; a file that is no database can never be one."""
+    (tmp_path / "text.db").write_text("no database, but long enough to be taken for one " * 20)
+    process = start({**small, "tracking": {"uri": f"sqlite:///{tmp_path}/text.db"}}, tmp_path)
+    family: set[psutil.Process] = set()
+    began = False
+    while process.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            family.update(psutil.Process(process.pid).children(recursive=True))
+        began = began or bool(list(Path("/tmp").glob(f"raysim-ray-{process.pid}-*")))
+        time.sleep(0.02)
+    output = (tmp_path / "output.txt").read_text()
+    assert process.returncode == 2 and "file is not a database" in output and "Traceback" not in output
+    assert began and family, "it was refused before Ray started, which is not what is tested"
+    assert_nothing_left(process, list(family))
+    assert list(Path(small["output"]["dir"]).iterdir()) == []
 
 
 @pytest.mark.slow

@@ -68,6 +68,11 @@ def _remove(folder: str) -> None:
         time.sleep(0.1)
 
 
+def starts_here(resources: Resources) -> bool:
+    """Whether a session would start a Ray of its own, on this machine."""
+    return not (ray.is_initialized() or resources.address or os.environ.get("RAY_ADDRESS"))
+
+
 def placement_before_start(resources: Resources) -> Placement | None:
     """What would run where, if that is known before Ray starts: here, or on the cluster this process has joined.
 
@@ -78,7 +83,7 @@ def placement_before_start(resources: Resources) -> Placement | None:
         if cluster.unknown:
             return None
         return place([*cluster.nodes, *cluster.to_come], resources.workers, resources.gpus_per_worker)
-    if resources.address or os.environ.get("RAY_ADDRESS"):
+    if not starts_here(resources):
         return None
     return place([local_node()], resources.workers, resources.gpus_per_worker, more_than_cores=True)
 

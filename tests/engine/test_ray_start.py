@@ -1,0 +1,108 @@
+"""Ray starts in the background: nothing waits for it too early, and however a run ends, it is ended, too."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from raysim.config import Resources
+from raysim.engine import ray_start
+from raysim.engine.ray_start import RayStart
+from raysim.engine.session import Session
+from raysim.errors import RunError
+from raysim.interrupts import Interrupted, Signals
+
+steps: list[tuple[str, str]] = []
+
+
+class Slow:
+    """In place of a session: takes 0.3 s to start, and notes what is done and in which thread."""
+
+    fails = False
+
+    def __init__(self, _: Resources) -> None:
+        """Nothing to keep."""
+
+    def note(self, step: str) -> None:
+        steps.append((step, threading.current_thread().name))
+
+    def __enter__(self) -> "Slow":
+        time.sleep(0.3)
+        if self.fails:
+            raise RunError("no memory left")
+        self.note("started")
+        return self
+
+    def pool(self, _: Resources) -> None:
+        self.note("pool")
+
+    def __exit__(self, *_: object) -> None:
+        self.note("ended")
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Slow]]:
+    steps.clear()
+    monkeypatch.setattr(ray_start, "Session", Slow)
+    monkeypatch.setattr(ray_start, "starts_here", lambda _: True)
+    before = threading.active_count()
+    yield Slow
+    assert threading.active_count() == before
+
+
+def test_the_driver_goes_on_while_ray_starts_and_one_thread_starts_and_ends_it(slow: type[Slow]):
+    with RayStart(Signals()) as start:
+        start.begin(Resources())
+        assert steps == []
+        assert isinstance(start.session(Resources()), Slow)
+        assert [step for step, _ in steps] == ["started", "pool"]
+    assert [step for step, _ in steps] == ["started", "pool", "ended"]
+    assert len({thread for _, thread in steps}) == 1 and steps[0][1] != threading.main_thread().name
+
+
+def test_without_a_beginning_the_main_thread_starts_it_when_it_is_asked_for(slow: type[Slow]):
+    with RayStart(Signals()) as start:
+        start.session(Resources())
+    main = threading.main_thread().name
+    assert steps == [("started", main), ("ended", main)]
+
+
+def test_a_run_that_is_refused_meanwhile_waits_for_ray_and_ends_it(slow: type[Slow]):
+    with pytest.raises(ValueError, match="refused"), RayStart(Signals()) as start:
+        start.begin(Resources())
+        raise ValueError("refused")
+    assert [step for step, _ in steps] == ["started", "pool", "ended"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_meanwhile_interrupts_the_driver_and_ray_is_ended_though_a_second_one_comes(
+    slow: type[Slow], number: signal.Signals
+):
+    again = threading.Timer(0.1, os.kill, (os.getpid(), number))
+    with pytest.raises(Interrupted, match=number.name), Signals() as signals, RayStart(signals) as start:
+        start.begin(Resources())
+        again.start()
+        os.kill(os.getpid(), number)
+        start.session(Resources())
+    again.join()
+    assert signals.names == [number.name] * 2
+    assert [step for step, _ in steps] == ["started", "pool", "ended"]
+
+
+def test_a_ray_that_does_not_start_is_reported_when_it_is_asked_for(slow: type[Slow], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Slow, "fails", True)
+    with RayStart(Signals()) as start:
+        start.begin(Resources())
+        with pytest.raises(RunError, match="no memory left"):
+            start.session(Resources())
+    assert steps == []
+
+
+def test_a_session_that_is_given_is_used_and_stays_open(session: Session):
+    with RayStart(Signals(), session) as start:
+        start.begin(Resources())
+        assert start.session(Resources()) is session
+    assert session.pool(Resources(workers=1)).members
