@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 PLAIN_EVERY_S = 1.0
-PHASES = ("start", "generate", "train", "evaluate", "track")
+PHASES = ("prepare", "start", "generate", "train", "dispatch", "aggregate", "evaluate", "track")
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -191,6 +191,7 @@ def _rows(summary: Mapping[str, Any], blocks: bool) -> list[tuple[str, str]]:
         ("Skew", _skew(summary, blocks)),
         ("Images", _images(summary)),
         *_time(summary, blocks),
+        ("Workers", _workers(summary)),
         *(("Note", str(note)) for note in summary.get("notes") or []),
     ]
     return [(label, value) for label, value in rows if value]
@@ -249,6 +250,14 @@ def _time(summary: Mapping[str, Any], blocks: bool) -> list[tuple[str, str]]:
     full = "█" if blocks else "#"
     rows = [("Time", duration(total))]
     return rows + [("", f"{name:<9}{duration(s):>14}  {full * round(40 * min(1.0, s / total))}") for name, s in parts]
+
+
+def _workers(summary: Mapping[str, Any]) -> str:
+    idle = sorted(float(worker["idle_frac"]) for worker in summary.get("workers") or [])
+    if not idle:
+        return ""
+    least, most = (f"{share:.0%}" for share in (idle[0], idle[-1]))
+    return f"{len(idle)}, idle for {least if least == most else f'{least} to {most}'} of the time of the rounds"
 
 
 def _places(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

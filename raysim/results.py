@@ -11,6 +11,7 @@ from raysim import client_accuracy
 from raysim.config import Config
 from raysim.imbalance import normalised_entropy_K
 from raysim.prepare import Prepared
+from raysim.profile import Profile
 from raysim.records import Synthetic
 from raysim.run_directory import RunDirectory
 
@@ -93,7 +94,7 @@ def accuracy_by_client(metrics: "pd.DataFrame", prepared: Prepared) -> list[floa
 
 
 def summarise(
-    config: Config, prepared: Prepared, metrics: "pd.DataFrame", synthetic: Synthetic, seconds: dict[str, float]
+    config: Config, prepared: Prepared, metrics: "pd.DataFrame", synthetic: Synthetic, profile: Profile
 ) -> dict[str, Any]:
     """The content of summary.json, but for what only the run itself knows.
 
@@ -115,7 +116,8 @@ def summarise(
         "images_per_s": synthetic.made / synthetic.seconds if synthetic.seconds else None,
         "sizes_K": partition.sizes_K.tolist() if partition.drawn is None else [],
         "entropy_K": normalised_entropy_K(counts_KC).tolist(),
-        "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
+        "seconds": {phase: round(value, 3) for phase, value in profile.seconds.items()},
+        "workers": profile.workers,
         "synthetic_sha256": synthetic.sha256,
         "partition_sha256": partition.sha256(),
         "config_hash": config.hash(),

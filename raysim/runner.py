@@ -1,9 +1,8 @@
 """One run from its configuration to its summary: both phases, tracking, files, and a truthful end whatever happens."""
 
-import contextlib
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from raysim.errors import RunError, UserError
 from raysim.interrupts import Signals
 from raysim.narration import say_plan, say_start, store_note, totals, tracked
 from raysim.prepare import Prepared, named, prepare
+from raysim.profile import Profile
 from raysim.records import Split, Synthetic
 from raysim.results import Result
 from raysim.run_directory import RunDirectory
@@ -71,9 +71,8 @@ class _Run:
     prepared: Prepared
     parts: Parts
     tracker: NullTracker
-    began: float
+    profile: Profile
     resumed: bool
-    seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     state: ServerState | None = None
     ended: bool = False
@@ -84,7 +83,7 @@ class _Run:
         split: Split | None,
     ) -> "_Run":
         """Everything that can be refused is refused here, before Ray starts; it starts while MLflow does."""
-        began = time.monotonic()
+        profile = Profile()
         check_uri(config.tracking.uri)
         placement = placement_before_start(config.resources)
         earlier = resume.find(config, name, display.line) if resumed else None
@@ -112,17 +111,9 @@ class _Run:
                 shutil.rmtree(directory.path, ignore_errors=True)
             raise
         say_start(display, placement, directory.path)
-        seconds = {"prepare": time.monotonic() - began}
+        profile.seconds["prepare"] = profile.so_far()
         shared = config, display, signals, start, directory, identity, prepared, parts, tracker
-        return cls(*shared, began, resumed, seconds)
-
-    @contextlib.contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
+        return cls(*shared, profile, resumed)
 
     def to_the_end(self) -> Result:
         """Both phases; whatever happens, the run directory and the tracker say how it ended."""
@@ -172,14 +163,14 @@ class _Run:
         return Result(pd.read_parquet(self.directory.path / "metrics.parquet"), summary, self.directory.path)
 
     def _with_session(self) -> Result:
-        began, session = time.monotonic(), None
+        session = None
         try:
-            session = self.start.session(self.config.resources)
-            self.signals.listen()
-            self.signals.check()
-            pool = session.pool(self.config.resources, self.display.line)
+            with self.profile.timed("start"):
+                session = self.start.session(self.config.resources)
+                self.signals.listen()
+                self.signals.check()
+                pool = session.pool(self.config.resources, self.display.line)
             self.display.line(f"{session.where}; {pool.placement}")
-            self.seconds["start"] = time.monotonic() - began
             with blaming(named(self.config), RunError):
                 return self._phases(pool)
         except BaseException as error:
@@ -196,7 +187,7 @@ class _Run:
         split_ref, split = share(self.prepared.split)
         prepared = self.prepared = replace(self.prepared, split=split)  # the driver's own copy is given up
         pool.configure(worker_setup(config, parts.rule), split_ref, put(prepared.partition))
-        with self.timed("generate"):
+        with self.profile.timed("generate"):
             self.display.phase("images")
             synthetic = synthesise(
                 pool, plugin("generator", config.generator), prepared.split, prepared.quota_KC, config.seed,
@@ -213,7 +204,8 @@ class _Run:
         if pool.lost:
             again = f"their unfinished work was done again ({pool.lost_s:.1f} s of it)"
             self.notes.append(f"{pool.lost} workers were lost and replaced; {again}")
-        self.seconds.update(server.seconds)
+        self.profile.seconds.update(server.seconds)
+        self.profile.workers = pool.usage.workers()
         return self._finish(state, synthetic)
 
     def _rounds(self, server: Server) -> ServerState:
@@ -241,7 +233,7 @@ class _Run:
             row, left = state.rows[-1], self.config.rounds - state.round
             shown = {k: v for k, v in row.items() if k in ("accuracy", "loss", "train_loss")}
             self.display.round(state.round, self.config.rounds, shown, pace * left)
-            with self.timed("track"), self.signals.held():
+            with self.profile.timed("track"), self.signals.held():
                 self.tracker.log_round(state.round, tracked(row))
                 self._remember_run_id()
             if state.round % self.config.output.checkpoint_every == 0 or not left:
@@ -258,7 +250,7 @@ class _Run:
         if self.state is None:
             return
         try:
-            with self.timed("checkpoint"):
+            with self.profile.timed("checkpoint"):
                 run_state.save(self.directory.checkpoints, self.state, self.config.output.keep_checkpoints)
         except CheckpointError as error:
             self.notes.append(str(error))
@@ -272,7 +264,7 @@ class _Run:
         quality = None
         if self.config.output.quality:
             quality = measure_run(self.prepared.split, synthetic, self.config.seed, directory, self.display)
-        with self.timed("track"), self.signals.held():
+        with self.profile.timed("track"), self.signals.held():
             results.figures(directory, self.prepared, metrics, clients, synthetic)
             for path in sorted(directory.figures.glob("*.png")):
                 tracker.log_figure(path)
@@ -280,8 +272,8 @@ class _Run:
                 if (directory.path / name).exists():
                     tracker.log_artifact(directory.path / name)
             tracker.log_model_state(model_path)
-        self.seconds["total"] = time.monotonic() - self.began
-        summary = results.summarise(self.config, self.prepared, metrics, synthetic, self.seconds) | {
+        self.profile.seconds["total"] = self.profile.so_far()
+        summary = results.summarise(self.config, self.prepared, metrics, synthetic, self.profile) | {
             "status": "FINISHED",
             "model_sha256": model_sha256,
             "quality": quality,

@@ -30,6 +30,8 @@ from raysim.records import (
 )
 from raysim.training import LocalAlgorithm
 
+PHASES = ("train", "dispatch", "aggregate", "evaluate")  # dispatch: what of the training the driver itself takes
+
 
 @dataclass
 class ServerState:
@@ -76,7 +78,7 @@ class Server:
     rule: Any
     optimiser: Any
     assessment: Assessment
-    seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "aggregate": 0.0, "evaluate": 0.0})
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     parameters: int = 0
     float_buffers: int = 0
     shared: tuple[ModelState, Any] | None = None
@@ -102,8 +104,9 @@ class Server:
 
     def next_round(self, state: ServerState) -> ServerState:
         """One round: the same state gives the same next state, whatever the workers."""
-        began = time.monotonic()
-        number = state.round + 1
+        began, usage, number = time.monotonic(), self.pool.usage, state.round + 1
+        usage.begin_round()
+        waited_s = usage.waited_s
         tasks = [self._task(k, state.client_states) for k in self.participants(number)]
         model_ref = self._share(state.model)
         keep_all = self.config.resources.on_client_failure == "raise"
@@ -112,7 +115,7 @@ class Server:
         round_ = Round(
             self.pool, number, model_ref, tasks, shares, len(state.model.params_P), drop_failures=not keep_all
         )
-        trained = time.monotonic()
+        trained, waited_s = time.monotonic(), usage.waited_s - waited_s
         tasks = [round_.tasks[k] for k in round_.clients]
         if not tasks:
             raise RunError(f"no client of round {number} finished: {next(iter(round_.dropped.values())).cause}")
@@ -125,9 +128,12 @@ class Server:
         row |= round_.traffic.metrics(state.model)
         row |= self.assessment.due(number, lambda: self._share(model), lambda k: self._task(k, client_states))
         row["seconds_train"], row["seconds_aggregate"] = trained - began, aggregated - trained
+        row["seconds_dispatch"] = trained - began - waited_s
         row["seconds_evaluate"] = time.monotonic() - aggregated
+        row["seconds_idle"] = usage.end_round(self.pool.members, time.monotonic() - began)
         for phase in self.seconds:
             self.seconds[phase] += row[f"seconds_{phase}"]
+        self.seconds["train"] -= row["seconds_dispatch"]
         return ServerState(
             number, model, optimiser, client_states,
             self.rule.state() if hasattr(self.rule, "state") else {},

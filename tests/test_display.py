@@ -24,6 +24,7 @@ SUMMARY = {
     "entropy_K": [0.5, 0.0, 0.25, 1.0],
     "sizes_K": [400, 37, 600, 400],
     "seconds": {"start": 3.0, "generate": 12.0, "train": 80.0, "evaluate": 2.0, "track": 1.0, "total": 100.0},
+    "workers": [{"worker": 0, "busy_s": 80.0, "idle_frac": 0.2}, {"worker": 1, "busy_s": 70.0, "idle_frac": 0.3}],
     "model_sha256": "1",
     "synthetic_sha256": "2",
     "mlflow_run_id": "3",
@@ -56,6 +57,7 @@ def summary_of(content: dict, encoding: str = "utf-8") -> str:
         "1,503 synthetic, 25.0% of the 6,012 that full balance takes, made at 55.1 a second",  # 1503 / 6012 = 1 / 4
         "1 min 40 s",
         "train              1 min 20 s",
+        "Workers 2, idle for 20% to 30% of the time of the rounds",
         "one [red]client[/red] was dropped :boom:",
         "/data/runs/[quick]start-7",
         "mlflow ui --backend-store-uri 'sqlite:////data/my runs/mlflow.db'",

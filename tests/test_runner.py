@@ -78,6 +78,26 @@ def test_the_summary_has_the_promised_keys_and_agrees_with_the_metrics(run: Run,
     assert summary["best_accuracy"] == metrics["accuracy"].max()
 
 
+def test_the_summary_tells_where_the_time_went_and_how_idle_the_workers_were(run: Run, small: dict[str, Any]):
+    """No phase is part of another: the four of the rounds add up to their seconds, all to less than the total.
+
+    A worker is busy for at least the seconds that its clients trained, which the workers measured themselves, and for
+    at most the time of the rounds.
+    """
+    result = run(small)
+    seconds, workers, metrics = result.summary["seconds"], result.summary["workers"], result.metrics
+    rounds_s = metrics[["seconds_train", "seconds_aggregate", "seconds_evaluate"]].to_numpy().sum()
+    in_rounds = sum(seconds[phase] for phase in ("train", "dispatch", "aggregate", "evaluate"))
+    assert in_rounds == pytest.approx(rounds_s, abs=0.01)
+    assert sum(s for phase, s in seconds.items() if phase != "total") <= seconds["total"] + 0.01
+    assert (metrics["seconds_dispatch"] >= 0).all() and (metrics["seconds_dispatch"] < metrics["seconds_train"]).all()
+    busy_s = sum(worker["busy_s"] for worker in workers)
+    trained_s = pd.read_parquet(result.directory / "clients.parquet")["seconds"].sum()
+    assert len(workers) == 2 and trained_s <= busy_s <= 2 * rounds_s + 0.01
+    assert metrics["seconds_idle"].sum() == pytest.approx(rounds_s - busy_s / 2, abs=0.01)
+    assert all(0 <= worker["idle_frac"] <= 1 for worker in workers)
+
+
 def test_final_best_and_round_of_best_are_three_things():
     """0.2, 0.6, 0.6, 0.4: best 0.6, first reached in round 2; trapezoids 0.4 + 0.6 + 0.5 over 3 intervals: 0.5."""
     metrics = pd.DataFrame({"round": [1, 2, 3, 4], "accuracy": [0.2, 0.6, 0.6, 0.4]})

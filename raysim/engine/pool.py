@@ -17,6 +17,7 @@ from raysim.engine.causes import death, first_line, plain
 from raysim.engine.liveness import check_ray
 from raysim.engine.placement import Placement
 from raysim.engine.schedule import Item
+from raysim.engine.usage import Usage
 from raysim.engine.worker import Worker
 from raysim.errors import RunError
 
@@ -47,7 +48,7 @@ class Pool:
     def __init__(self, placement: Placement, resources: Resources) -> None:
         self.placement, self.resources = placement, resources
         self.members: dict[int, _Member] = {}
-        self.lost, self.lost_s = 0, 0.0
+        self.lost, self.lost_s, self.usage = 0, 0.0, Usage()
         self.wanted = placement.workers
         self._room: Callable[[], int] | None = None
         self._say: Callable[[str], None] = lambda _: None
@@ -67,7 +68,7 @@ class Pool:
     ) -> None:
         """Take a run's settings.  room: how many workers there should be, asked every ROOM_S; None: always as many."""
         self.resources, self._room, self._say = resources, room, say
-        self.lost, self.lost_s = 0, 0.0
+        self.lost, self.lost_s, self.usage = 0, 0.0, Usage()
 
     def configure(self, *arguments: Any) -> None:
         """Send `Worker.configure(*arguments)` to every worker, and to each that joins later before anything else."""
@@ -111,11 +112,9 @@ class Pool:
                     queue.extend([*again, *on_lost(member.id)])
                     queue.sort(key=lambda item: item.cost)
                     continue
-                call = member.calls.popleft()
-                now = time.monotonic()
+                call, seconds = self._end_call(member)
                 if kind:
-                    self.pace[kind] = (now - member.since) / max(schedule.cost(call.items), 1e-9)
-                member.since = now
+                    self.pace[kind] = seconds / max(schedule.cost(call.items), 1e-9)
                 self._hand_out(queue, deal)
                 yield member.id, call.items, outcome
 
@@ -133,9 +132,16 @@ class Pool:
                 if isinstance(outcome, Lost):
                     lost.append(member.id)
                 else:
-                    member.calls.popleft()
+                    self._end_call(member)
                     answers[member.id] = outcome
         return answers, lost
+
+    def _end_call(self, member: _Member) -> tuple[Call, float]:
+        """(the call that a worker has answered, the seconds it took)."""
+        call, now = member.calls.popleft(), time.monotonic()
+        seconds, member.since = now - member.since, now
+        self.usage.worked(member.id, seconds)
+        return call, seconds
 
     def call_any(self, submit: Submit, name: str) -> Any:
         """The answer of whichever worker is free first."""
@@ -196,7 +202,8 @@ class Pool:
         busy = [m for m in self.members.values() if m.calls or not m.ready]
         waiting = {m.calls[0].ref if m.ready else m.ready_ref: m for m in busy}
         patience = min(LOOK_S, min(m.since + self._limit(m) for m in waiting.values()) - now)
-        done, _ = ray.wait(list(waiting), num_returns=1, timeout=max(0.0, patience))
+        with self.usage.waiting():
+            done, _ = ray.wait(list(waiting), num_returns=1, timeout=max(0.0, patience))
         if done and len(waiting) > 1:
             done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
         events: list[tuple[_Member, Any]] = []

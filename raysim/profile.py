@@ -1,0 +1,32 @@
+"""Where the time of a run goes."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Profile:
+    """The clock of a run.
+
+    seconds: by phase, none of which is part of another.  workers: how busy each was during the rounds.
+    """
+
+    began: float = field(default_factory=time.monotonic)
+    seconds: dict[str, float] = field(default_factory=dict)
+    workers: list[dict[str, Any]] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time in this context to a phase."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
+
+    def so_far(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self.began
