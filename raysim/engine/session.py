@@ -5,7 +5,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -18,10 +17,11 @@ import ray
 from raysim.config import Resources
 from raysim.engine.bare_ray import bare_ray
 from raysim.engine.cluster import place_on_cluster, room, survey
+from raysim.engine.joining import join
 from raysim.engine.liveness import lost_part
 from raysim.engine.placement import Placement, local_node, place
 from raysim.engine.pool import Pool
-from raysim.errors import RunError, UserError
+from raysim.errors import RunError
 from raysim.interrupts import Interrupted
 
 START_ATTEMPTS = 2
@@ -31,8 +31,6 @@ _RAY_ENVIRONMENT = {
     "RAY_task_events_report_interval_ms": "0",  # no record of every call ever made, which would grow with the run
     "RAY_enable_metrics_collection": "0",  # no measurements of Ray's own, which grow with time
 }
-# How every gRPC server is greeted: the preface of HTTP/2 and an empty SETTINGS frame; it answers with SETTINGS, type 4.
-_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 
 
@@ -86,38 +84,6 @@ def placement_before_start(resources: Resources) -> Placement | None:
     if not starts_here(resources):
         return None
     return place([local_node()], resources.workers, resources.gpus_per_worker, more_than_cores=True)
-
-
-def _knock(address: str, source: str) -> None:
-    """Raise UserError for an address that cannot work, or where nothing listens; Ray itself would wait for minutes."""
-    if "://" in address:
-        raise UserError(
-            f"{address} (from {source}) would put the driver far from the cluster's memory; give `auto` or HOST:6379 "
-            "on a machine of the cluster, or send the run there with `ray submit`, or with "
-            "`ray job submit --working-dir . -- python -m raysim run ...`"
-        )
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        return
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=10) as connection:
-            connection.settimeout(10)
-            if os.environ.get("RAY_USE_TLS", "0") != "1":
-                connection.sendall(_HTTP2_HELLO)
-                if connection.recv(9)[3:4] != b"\x04":
-                    raise OSError("what listens there is not Ray")
-    except (OSError, OverflowError) as error:
-        raise _no_cluster(address, source, error) from error
-
-
-def _no_cluster(address: str, source: str, error: Exception) -> UserError:
-    cause = " ".join(str(error).split())
-    if "ersion mismatch" in cause:
-        return UserError(f"Ray cluster {address} (from {source}): {cause}; install the same versions on every node")
-    return UserError(
-        f"no Ray cluster answers at {address} (from {source}): {cause[:300]}; start one with `ray start --head`, "
-        "correct the address, or leave it out to run on this machine"
-    )
 
 
 class Session:
@@ -196,12 +162,8 @@ class Session:
 
     def _join(self, address: str) -> str:
         source = "resources.address" if self._resources.address else "the environment variable RAY_ADDRESS"
-        _knock(address, source)
         self._stack.callback(_shut_down)
-        try:
-            context: Any = ray.init(address=address, **_QUIET)
-        except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
-            raise _no_cluster(address, source, error) from error
+        context = join(address, source, _QUIET)
         where = f"Ray cluster {context.address_info['gcs_address']} (from {source})"
         return f"{where}, its dashboard through ssh: ray dashboard CLUSTER_FILE" if context.dashboard_url else where
 
