@@ -142,4 +142,5 @@ def worker_setup(config: Config, rule: Any) -> WorkerSetup:
         config.seed, plugin("model", config.model), plugin("local", config.local), tuple(config.data.augment),
         config.resources.precision == "bf16", measures(config.aggregation, rule),
         update=config.update, buffers=config.aggregation.buffers, versions=installed(),
+        client_batching=config.resources.client_batching == "auto",
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
 from raysim.errors import ConfigError
 from raysim.plugins import check_name, check_parameters, parameters, problems_of, resolve
@@ -32,6 +32,8 @@ class Resources(_Base):
     """Arithmetic of local training: float32, or bf16 autocast."""
     threads_per_worker: Annotated[int, Field(ge=1)] = 1
     """CPU threads of each worker; the results of a run are the same for any number of workers, not of threads."""
+    client_batching: Annotated[Literal["auto", "off"], BeforeValidator(lambda v: "off" if v is False else v)] = "auto"
+    """Train small clients several at once where it pays, to the same bits; YAML reads off as false, which will do."""
     task_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     """A call to a worker that takes longer than this is given up, its worker replaced and its clients trained again."""
     max_retries: Annotated[int, Field(ge=0)] = 3

@@ -278,6 +278,7 @@ def test_mappings_from_python_may_hold_paths_tuples_and_numpy_numbers():
 def test_the_hash_covers_what_is_computed_and_not_where():
     reference = load_config(BASE, (), LIGHT).hash()
     same = ["rounds=9", "tracking.uri=none", "output.dir=elsewhere", "resources.workers=1", "resources.max_retries=0"]
+    same.append("resources.client_batching=off")
     other = ["seed=1", "local.lr=0.01", "resources.precision=bf16", "resources.threads_per_worker=2"]
     assert {load_config(BASE, [o], LIGHT).hash() for o in same} == {reference}
     assert len({load_config(BASE, [o], LIGHT).hash() for o in other} | {reference}) == 5
@@ -361,3 +362,12 @@ def test_the_readme_shows_every_key_with_its_default():
     readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
     shown = yaml.safe_load(readme.split("```yaml\n")[1].split("```")[0])
     assert load_config(shown).resolved() == shown == load_config({"data": {"name": "digits"}, "rounds": 30}).resolved()
+
+
+@pytest.mark.parametrize("value", ["off", "'off'"])
+def test_client_batching_is_off_however_yaml_reads_it(value: str):
+    """To YAML, off without quotes is the truth value false."""
+    assert load_config(BASE, [f"resources.client_batching={value}"], LIGHT).resources.client_batching == "off"
+    assert problems(BASE, ["resources.client_batching=on"]) == [
+        "resources.client_batching = true: must be auto or 'off'"
+    ]

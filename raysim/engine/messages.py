@@ -29,7 +29,8 @@ class WorkerSetup:
     measure: statistics of a trained client beyond loss and norm, with their options, such as {"oui": {...}}.
     kept_bytes_limit: updates beyond this many bytes wait in the object store, which spills to disk.
     update: what a client does to its update before it sends it.  buffers: average, local or global (`raysim.buffers`).
-    versions: of the driver's packages, which every worker must have too.
+    versions: of the driver's packages, which every worker must have too.  client_batching: whether several clients may
+    be trained at once.
     """
 
     seed: int
@@ -42,6 +43,7 @@ class WorkerSetup:
     update: Update = field(default_factory=Update)
     buffers: str = "average"
     versions: dict[str, str] = field(default_factory=dict)
+    client_batching: bool = True
 
 
 @dataclass(frozen=True)

@@ -71,22 +71,26 @@ class sgd:
             grad_P.mul_((self.clip / (grad_P.norm() + 1e-6)).clamp(max=1.0))
 
     def step(self, job: "Job") -> None:
-        """One SGD step on the flat parameters, with PyTorch's definition of momentum and weight decay."""
+        """One SGD step on the flat parameters."""
+        grad_P = job.model.grad_P
+        self.clip_gradient(job)
+        velocity_P = job.kept.setdefault("velocity", grad_P.new_zeros(len(grad_P))) if self.momentum else grad_P
+        self.descend(job.model.params_P, grad_P, velocity_P, job.lr)
+
+    def descend(self, params: "Tensor", grad: "Tensor", velocity: "Tensor", lr: float) -> None:
+        """PyTorch's SGD on any part of the parameters, in place; `velocity` begins at zero, read with momentum alone.
+
+        g <- g + decay w;  v <- momentum v + g;  w <- w - lr v, or w - lr (g + momentum v) with Nesterov's.
+        """
         import torch
 
-        params_P, grad_P = job.model.params_P, job.model.grad_P
-        self.clip_gradient(job)
         with torch.no_grad():
             if self.weight_decay:
-                grad_P.add_(params_P, alpha=self.weight_decay)
+                grad.add_(params, alpha=self.weight_decay)
             if self.momentum:
-                velocity_P = job.kept.get("velocity")
-                if velocity_P is None:
-                    velocity_P = job.kept["velocity"] = grad_P.clone()
-                else:
-                    velocity_P.mul_(self.momentum).add_(grad_P)
-                grad_P = grad_P.add(velocity_P, alpha=self.momentum) if self.nesterov else velocity_P
-            params_P.add_(grad_P, alpha=-job.lr)
+                velocity.mul_(self.momentum).add_(grad)
+                grad = grad.add(velocity, alpha=self.momentum) if self.nesterov else velocity
+            params.add_(grad, alpha=-lr)
 
     def finish(self, job: "Job") -> "dict[str, Tensor] | None":  # noqa: ARG002
         """After the last step: the client's new state, or None for algorithms without one."""
