@@ -50,6 +50,16 @@ def test_statistics_are_those_of_the_scaled_training_images():
     assert std[2] == 1.0  # constant: nothing to scale
 
 
+@pytest.mark.parametrize("shape", [(7, 3, 5, 5), (1, 1, 1, 1), (4, 2, 8, 8)])
+def test_the_statistics_of_odd_and_even_numbers_of_pixels_are_those_of_all_of_them(shape):
+    """7 x 25 pixels a channel are an odd number, one pixel has no neighbour to be counted with."""
+    images = np.random.default_rng(0).integers(0, 256, size=shape, dtype=np.uint8)
+    mean, std = channel_statistics(images)
+    scaled = images / 255
+    assert mean == pytest.approx(scaled.mean(axis=(0, 2, 3)))
+    assert std == pytest.approx([s or 1.0 for s in scaled.std(axis=(0, 2, 3))])
+
+
 # --- subsets
 
 
