@@ -74,9 +74,8 @@ class _Course:
 
     def result(self, seconds: float) -> LocalResult:
         """As `training.train_client` gives it."""
-        sizes = [len(rows) for rows in self.epochs[-1]]
-        whole = torch.stack([loss * size for loss, size in zip(self.losses, sizes, strict=True)])
-        loss = float(whole.sum(dtype=torch.float64)) / sum(sizes)
+        sizes = torch.tensor([len(rows) for rows in self.epochs[-1]], device=self.losses[0].device)
+        loss = float(torch.stack(self.losses).mul_(sizes).sum(dtype=torch.float64)) / int(sizes.sum())
         return LocalResult(loss, sum(map(len, self.epochs)), seconds, None)
 
 

@@ -161,14 +161,15 @@ class Pool:
             submit(member.actor)
 
     def _hand_out(self, queue: list[Item], deal: Deal) -> None:
+        now = time.monotonic()  # one for all: what was handed out a moment ago has not begun yet
         for depth in range(1, IN_FLIGHT + 1):
             for member in list(self.members.values()):
                 if member.ready and queue and len(member.calls) < depth:
-                    self._hand_to(member, queue, deal)
+                    self._hand_to(member, queue, deal, now)
 
-    def _hand_to(self, member: _Member, queue: list[Item], deal: Deal) -> None:
+    def _hand_to(self, member: _Member, queue: list[Item], deal: Deal, now: float) -> None:
         """The first part of what falls to this worker when the queue is dealt out to all; nothing if nothing does."""
-        pace, now = self.pace.get(deal.kind), time.monotonic()
+        pace = self.pace.get(deal.kind)
         part = queue[-1:] if deal.largest == 1 else schedule.parts(queue, self._loads(pace, now))[member.id]
         if not part and member.calls:
             return
