@@ -16,8 +16,6 @@ import pandas as pd
 import psutil
 import yaml
 
-TIMES = ["seconds_train", "seconds_aggregate", "seconds_evaluate", "seconds"]
-
 
 @dataclass
 class Outcome:
@@ -54,7 +52,7 @@ def finish(process: subprocess.Popen[str], folder: Path, began: float, timeout_s
     directory = Path(output.rstrip().splitlines()[-1])
     metrics = pd.read_parquet(directory / "metrics.parquet")
     summary = json.loads((directory / "summary.json").read_text())
-    metrics = metrics.drop(columns=[c for c in TIMES if c in metrics])
+    metrics = metrics[[column for column in metrics if not column.startswith("seconds")]]
     return Outcome(directory, summary, metrics, time.monotonic() - began, output)
 
 
