@@ -3,15 +3,12 @@
 A step of a small network costs mostly what torch does around its products. Here G clients take a step together: their
 parameters are the rows of one matrix, and one call serves all of them.
 
-A product of a stack of matrices gives each slice the bits that it has alone, as long as its shape and the alignment of
-its memory are the same. So only batches of the same number of samples are multiplied together, a client's parameters
-lie in its row as they lie in the model, and everything else begins at multiples of 64 bytes. Whether this is enough on
-a machine is tried out there, for each size of a batch before it is used.
+Only batches of the same number of samples are multiplied together (`dense_stack` says why), the others are taken alone.
+Whether the bits are the same on a machine is tried out there, for each size of a batch before it is used.
 """
 
-import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -21,43 +18,32 @@ from torch import Tensor
 
 from raysim import rng
 from raysim.dense import DenseGradient
+from raysim.dense_stack import ALIGNED, LEAST_PRODUCT, DenseStack
 from raysim.flat_model import FlatModel, ImageScale
 from raysim.local.sgd import sgd
 from raysim.models import Classifier
 from raysim.records import IntArray
 from raysim.training import ClientData, Job, LocalResult, batches
 
-ALIGNED = 16  # floats, 64 bytes
-LEAST, MOST = 4, 16  # clients at a time: fewer gain nothing
-MOST_PARAMETERS = 1 << 20  # of a group's clients together: more do not stay in a core's cache
+LEAST, MOST = 3, 16  # clients at a time: fewer gain nothing
+MOST_PARAMETERS = 800_000  # of a group's clients together: more do not stay in a core's cache
+LARGEST = 100_000  # parameters of one client: what is larger is computed no faster in a stack
 MOST_IMAGE_BYTES = 1 << 26  # of a group's clients together
-LEAST_PRODUCT = 400  # rows x inputs x outputs: torch computes a stack of smaller products in a way of its own
 _aten = torch.ops.aten
+
+
+_Run = list[tuple[int, IntArray]]
+"""(position in its group, rows of its samples) of each client of a step."""
+_Losses = dict[int, list[Tensor]]
+"""Where the losses go, of those clients whose losses are asked for, by position."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A client of a group.  job: as in `training.train_client`, but for the model, which is not touched."""
+    """A client of a group.  job: as in `training.train_client`."""
 
     job: Job
     data: ClientData
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """A linear layer of n clients: views of their parameters and room for a step of r samples each.
-
-    w: n x out x in.  b: n x out.  gradient: of w.  out: n x r x out.  below: gradient of the input, n x r x in.
-    """
-
-    relu: bool
-    w: Tensor
-    b: Tensor | None
-    w_velocity: Tensor
-    b_velocity: Tensor
-    gradient: Tensor
-    out: Tensor
-    below: Tensor
 
 
 @dataclass
@@ -72,11 +58,16 @@ class _Course:
         there = epoch < len(self.epochs) and step < len(self.epochs[epoch])
         return self.epochs[epoch][step] if there else None
 
+    @property
+    def steps(self) -> int:
+        """Of all epochs."""
+        return sum(map(len, self.epochs))
+
     def result(self, seconds: float) -> LocalResult:
         """As `training.train_client` gives it."""
         sizes = torch.tensor([len(rows) for rows in self.epochs[-1]], device=self.losses[0].device)
         loss = float(torch.stack(self.losses).mul_(sizes).sum(dtype=torch.float64)) / int(sizes.sum())
-        return LocalResult(loss, sum(map(len, self.epochs)), seconds, None)
+        return LocalResult(loss, self.steps, seconds, None)
 
 
 class ClientBatch:
@@ -96,45 +87,49 @@ class ClientBatch:
         Momentum and weight decay may be on; a gradient is clipped one client at a time. Several threads would share out
         a single product, but not one of a stack. A GPU is left out because nobody has measured it there.
         """
-        if model.device != "cpu" or type(model.module) is not Classifier or type(algorithm) is not sgd:
+        if model.device != "cpu" or torch.get_num_threads() > 1 or len(model.params_P) > LARGEST:
+            return None
+        if type(model.module) is not Classifier or type(algorithm) is not sgd or algorithm.clip:
             return None
         dense = DenseGradient.of(model.module.chain())
-        if dense is None or algorithm.clip or scale.crop or scale.flip or torch.get_num_threads() > 1:
+        if dense is None or scale.crop or scale.flip or dense.linear[0].in_features % ALIGNED:
             return None
         held = sum(p.numel() for layer in dense.linear for p in layer.parameters())
         batch = cls(dense, model, algorithm, scale)
-        fits = held == len(model.params_P) and dense.linear[0].in_features % ALIGNED == 0
-        return batch if fits and batch.most >= LEAST and batch._stackable(algorithm.batch_size) else None
+        return batch if held == len(model.params_P) and batch._stackable(algorithm.batch_size) else None
 
     def groups(self, sizes_K: Sequence[int], image_bytes: int) -> list[list[int]]:
         """Positions of clients with these numbers of samples, put together by size, the largest first."""
         places = sorted(range(len(sizes_K)), key=lambda i: -sizes_K[i])
         groups: list[list[int]] = []
         while places:
-            fit = MOST_IMAGE_BYTES // (image_bytes * max(1, sizes_K[places[0]]))
-            count = max(1, min(self.most, fit))
+            count = min(self.most, len(places), MOST_IMAGE_BYTES // (image_bytes * max(1, sizes_K[places[0]])))
+            count = count if count >= LEAST else 1
             groups.append(places[:count])
             places = places[count:]
         return groups
 
     @torch.no_grad()
     def train(self, members: Sequence[Member], seed: int) -> list[tuple[LocalResult, Tensor]]:
-        """(result, trained parameters: P) of each client; the fewest products are made if the largest come first."""
+        """(result, trained parameters: P) of each client; most is gained where neighbours are of similar size.
+
+        The model ends with the parameters at which the clients start.
+        """
         began = time.perf_counter()
         courses = [self._course(m.job, seed) for m in members]
-        stack = _Stack(self.dense, members[0].job.start_P, len(members), self.algorithm)
+        stack = DenseStack(self.dense, members[0].job.start_P, len(members), self.algorithm)
         for epoch in range(max(len(c.epochs) for c in courses)):
-            steps = max(len(c.epochs[epoch]) for c in courses if epoch < len(c.epochs))
-            for step in range(steps):
-                for first, rows in self._runs([c.rows(epoch, step) for c in courses]):
-                    last = [c if epoch == len(c.epochs) - 1 else None for c in courses[first : first + len(rows)]]
-                    self._step(stack, members, first, rows, last)
+            due = {k: course.losses for k, course in enumerate(courses) if epoch == len(course.epochs) - 1}
+            for step in range(max(len(c.epochs[epoch]) for c in courses if epoch < len(c.epochs))):
+                for run in self._runs([c.rows(epoch, step) for c in courses]):
+                    take = self._step_together if len(run) > 1 else self._step_alone
+                    take(stack, members, run, due)
+        self.model.params_P.copy_(members[0].job.start_P)
         each_s = (time.perf_counter() - began) / sum(m.job.n for m in members)
         found = []
         for member, course, params_P in zip(members, courses, stack.params_GP, strict=True):
-            result = course.result(each_s * member.job.n)
-            member.job.steps = result.steps
-            found.append((result, params_P))
+            member.job.steps = course.steps
+            found.append((course.result(each_s * member.job.n), params_P))
         return found
 
     def _course(self, job: Job, seed: int) -> _Course:
@@ -146,29 +141,44 @@ class ClientBatch:
                 epochs.append([])
         return _Course(epochs[:-1])
 
-    def _runs(self, rows_G: Sequence[IntArray | None]) -> Iterator[tuple[int, list[IntArray]]]:
-        """(first position, samples) of neighbours whose batches have the same size; small batches stay alone."""
-        sizes = [0 if rows is None else len(rows) for rows in rows_G]
-        for size, group in groupby(range(len(sizes)), key=sizes.__getitem__):
-            places = list(group)
-            if len(places) > 1 and self._stackable(size):
-                yield places[0], [rows_G[k] for k in places]  # type: ignore[misc]
-            elif size:
-                yield from ((k, [rows_G[k]]) for k in places)  # type: ignore[misc]
+    def _runs(self, rows_G: Sequence[IntArray | None]) -> list[_Run]:
+        """Neighbours whose batches have the same size, so that they can step together, and single clients."""
+        runs: list[_Run] = []
+        there = [(k, rows) for k, rows in enumerate(rows_G) if rows is not None]
+        for (size, _), run in groupby(enumerate(there), key=lambda item: (len(item[1][1]), item[1][0] - item[0])):
+            pairs = [pair for _, pair in run]
+            if len(pairs) >= LEAST and self._stackable(size):
+                runs.append(pairs)
+            else:
+                runs += [[pair] for pair in pairs]
+        return runs
 
-    def _step(
-        self, stack: "_Stack", members: Sequence[Member], first: int, rows: list[IntArray], last: list[_Course | None]
-    ) -> None:
-        """One step of these clients."""
-        data = [m.data for m in members[first : first + len(rows)]]
-        device, count, size = stack.params_GP.device, len(rows), len(rows[0])
-        images = np.concatenate([d.images[r] for d, r in zip(data, rows, strict=True)])
-        labels_GB = torch.from_numpy(np.stack([d.labels_N[r] for d, r in zip(data, rows, strict=True)])).to(device)
-        x = self.scale(torch.from_numpy(images).to(device), channels_last=False).view(count, size, -1)
+    def _step_together(self, stack: DenseStack, members: Sequence[Member], run: _Run, due: _Losses) -> None:
+        """One step of neighbours."""
+        device, first = stack.params_GP.device, run[0][0]
+        images = np.concatenate([members[k].data.images[rows] for k, rows in run])
+        labels_N = np.concatenate([members[k].data.labels_N[rows] for k, rows in run])
+        labels_GB = torch.from_numpy(labels_N).to(device).view(len(run), -1)
+        x = self.scale(torch.from_numpy(images).to(device), channels_last=False).view(*labels_GB.shape, -1)
         log_p = stack.step(first, x, labels_GB, members[0].job.lr)
-        for course, slice_, labels_B in zip(last, log_p.unbind(), labels_GB.unbind(), strict=True):
-            if course is not None:
-                course.losses.append(_aten.nll_loss_forward(slice_, labels_B, None, 1, -100)[0])
+        for (k, _), slice_, labels_B in zip(run, log_p.unbind(), labels_GB.unbind(), strict=True):
+            if k in due:
+                due[k].append(_aten.nll_loss_forward(slice_, labels_B, None, 1, -100)[0])
+
+    def _step_alone(self, stack: DenseStack, members: Sequence[Member], run: _Run, due: _Losses) -> None:
+        """One step of one client, on the model itself."""
+        k, rows = run[0]
+        job, data, model = members[k].job, members[k].data, self.model
+        x = self.scale(torch.from_numpy(data.images[rows]).to(model.device), channels_last=False)
+        labels_B = torch.from_numpy(data.labels_N[rows]).to(model.device)
+        model.params_P.copy_(stack.params_GP[k])
+        loss = self.dense(x, labels_B)
+        if self.algorithm.momentum:
+            job.kept["velocity"] = stack.velocity_GP[k]
+        self.algorithm.step(job)
+        stack.params_GP[k].copy_(model.params_P)
+        if k in due:
+            due[k].append(loss)
 
     def _stackable(self, rows: int) -> bool:
         """Whether steps of so many samples have the same bits in a stack; tried out once, on this machine."""
@@ -179,13 +189,12 @@ class ClientBatch:
     @torch.no_grad()
     def _same_bits(self, rows: int) -> bool:
         """Two steps of random samples, together and one client after the other, from the present model."""
-        count, start_P = self.most, self.model.params_P.detach().clone()
-        lr = 100.0  # steps so long that a last bit of the gradient shows
+        count, start_P, lr = self.most, self.model.params_P.detach().clone(), 100.0  # in long steps, a last bit shows
         first, last = self.dense.linear[0], self.dense.linear[-1]
         draw = torch.Generator().manual_seed(rows)
         x = torch.randn(2, count, rows, first.in_features, generator=draw).to(start_P.device)
         labels = torch.randint(last.out_features, (2, count, rows), generator=draw).to(start_P.device)
-        stack = _Stack(self.dense, start_P, count, self.algorithm)
+        stack = DenseStack(self.dense, start_P, count, self.algorithm)
         for step in range(2):
             stack.step(0, x[step], labels[step], lr)
         same = True
@@ -198,98 +207,3 @@ class ClientBatch:
             same = same and torch.equal(self.model.params_P, stack.params_GP[k])
         self.model.params_P.copy_(start_P)
         return same
-
-
-class _Stack:
-    """The parameters of G clients, and one step of some of them."""
-
-    def __init__(self, dense: DenseGradient, start_P: Tensor, count: int, algorithm: sgd) -> None:
-        self.dense, self.algorithm, self.count = dense, algorithm, count
-        self.padded_GP = _room(start_P, count, len(start_P))
-        self.params_GP = self.padded_GP[:, : len(start_P)].copy_(start_P)
-        self.velocity_GP = torch.zeros_like(self.padded_GP) if algorithm.momentum else self.padded_GP
-        self._views: dict[tuple[int, int, int], list[_Layer]] = {}
-        self._rooms: dict[tuple[int, ...], Tensor] = {}
-
-    def step(self, first: int, x: Tensor, labels_GB: Tensor, lr: float) -> Tensor:
-        """Train on pixels x, n x r x features; the logarithms of what the networks gave each class: n x r x C.
-
-        The arithmetic of `dense.DenseGradient` and of `sgd.step`.
-        """
-        layers = self._layers(first, *labels_GB.shape)
-        seen: list[Tensor] = []
-        h = x
-        for layer in layers:
-            if layer.relu:
-                h.relu_()
-            seen.append(h)
-            h = _affine(h, layer)
-        log_p = torch.log_softmax(h, 2)
-        target = torch.zeros_like(log_p).scatter_(2, labels_GB[..., None], -1.0 / labels_GB.shape[1])
-        g = h.copy_(_aten._log_softmax_backward_data(target, log_p, 2, log_p.dtype))
-        for i in range(len(layers) - 1, -1, -1):
-            layer = layers[i]
-            gradient = _product(g.transpose(1, 2), seen[i], layer.gradient)
-            below = _product(g, layer.w, layer.below) if i else g
-            self.algorithm.descend(layer.w, gradient, layer.w_velocity, lr)
-            if layer.b is not None:
-                self.algorithm.descend(layer.b, g.sum(1), layer.b_velocity, lr)
-            g = _aten.threshold_backward(below, seen[i], 0, grad_input=below) if layer.relu else below
-        return log_p
-
-    def _layers(self, first: int, count: int, rows: int) -> list[_Layer]:
-        """The layers of these clients, with room for that many samples each."""
-        key = (first, count, rows)
-        if key not in self._views:
-            self._views[key] = [self._layer(i, first, count, rows) for i in range(len(self.dense.linear))]
-        return self._views[key]
-
-    def _layer(self, i: int, first: int, count: int, rows: int) -> _Layer:
-        linear, part = self.dense.linear[i], slice(first, first + count)
-        outputs, inputs = linear.weight.shape
-        w, w_velocity = (self._view(flat, linear.weight)[part] for flat in (self.padded_GP, self.velocity_GP))
-        b, b_velocity = None, w_velocity
-        if linear.bias is not None:
-            b, b_velocity = (self._view(flat, linear.bias)[part] for flat in (self.padded_GP, self.velocity_GP))
-        below = self._room(i, 0, count, rows, inputs if i else 0)
-        gradient, out = self._room(i, 1, count, outputs, inputs), self._room(i, 2, count, rows, outputs)
-        return _Layer(self.dense.after_relu[i], w, b, w_velocity, b_velocity, gradient, out, below)
-
-    def _view(self, flat_GP: Tensor, parameter: Tensor) -> Tensor:
-        """A parameter of all clients: where it lies in the model's flat vector, it lies in each row."""
-        start = parameter.storage_offset()
-        return flat_GP[:, start : start + parameter.numel()].unflatten(1, parameter.shape)
-
-    def _room(self, i: int, use: int, count: int, rows: int, columns: int) -> Tensor:
-        key = (i, use, rows)
-        if key not in self._rooms:
-            self._rooms[key] = _room(self.padded_GP, self.count, rows, columns)
-        return self._rooms[key][:count]
-
-
-def _room(like: Tensor, count: int, *shape: int) -> Tensor:
-    """An empty stack of `count` arrays, each aligned and none next to another.
-
-    Were they without gaps, torch would compute products of the stack as one.
-    """
-    stride = (-(-math.prod(shape) // (2 * ALIGNED)) + 1) * 2 * ALIGNED
-    inner = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    return like.new_empty(count * stride).as_strided((count, *shape), (stride, *inner))
-
-
-def _affine(h: Tensor, layer: _Layer) -> Tensor:
-    """h W^T + b of each client; of a single one as `functional.linear` computes it."""
-    if layer.b is None:
-        return _product(h, layer.w.transpose(1, 2), layer.out)
-    if len(h) == 1:
-        torch.addmm(layer.b[0], h[0], layer.w[0].t(), out=layer.out[0])
-    else:
-        torch.baddbmm(layer.b[:, None], h, layer.w.transpose(1, 2), out=layer.out)
-    return layer.out
-
-
-def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    if len(a) == 1:
-        torch.mm(a[0], b[0], out=out[0])
-        return out
-    return torch.bmm(a, b, out=out)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from raysim import client_batch, models
 from raysim.client_batch import ClientBatch, Member
+from raysim.dense_stack import LEAST_PRODUCT
 from raysim.flat_model import FlatModel, ImageScale
 from raysim.local.fedprox import fedprox
 from raysim.local.sgd import sgd
@@ -96,7 +97,7 @@ def test_any_group_has_the_bits_of_one_client_after_the_other(network: Any, loca
     batch = ClientBatch.of(model, local, SCALE)
     shapes = [m.weight.numel() for m in model.module.modules() if isinstance(m, torch.nn.Linear)]
     if batch is None:
-        assert local.batch_size * min(shapes) < client_batch.LEAST_PRODUCT
+        assert local.batch_size * min(shapes) < LEAST_PRODUCT
         return
     expected = one_by_one(model, local, datas)
     order = list(range(len(sizes)))
@@ -110,7 +111,7 @@ def test_any_group_has_the_bits_of_one_client_after_the_other(network: Any, loca
 
 @pytest.mark.parametrize("count", [2, 3, 5, 16])
 def test_a_groups_size_changes_no_bit_of_a_network_as_it_is_used(count: int):
-    """Two hidden layers of 100 units on 28 x 28 pixels, 50 samples each: all batches are full."""
+    """100 hidden units, twice, on 28 x 28 pixels, 50 samples each: all batches are full."""
     model, datas = made([100, 100], 784, 10), clients([50] * count, 784, 10)
     local = sgd(batch_size=10, epochs=2)
     batch = ClientBatch.of(model, local, SCALE)
@@ -121,21 +122,22 @@ def test_a_groups_size_changes_no_bit_of_a_network_as_it_is_used(count: int):
 
 
 def test_batches_of_one_size_are_multiplied_together(monkeypatch: pytest.MonkeyPatch):
-    """Clients of 25, 25 and 13 samples in batches of 10: three at once, two and one; one and one of 5."""
+    """Three clients of 25 samples and one of 13, in batches of 10: four at once, three (and 3 alone), three of 5."""
     model, local = made([], 64, 10), sgd(batch_size=10)
     batch = ClientBatch.of(model, local, SCALE)
-    datas = clients([25, 25, 13], 64, 10)
+    assert batch is not None
+    assert batch._stackable(5)
+    datas = clients([25, 25, 25, 13], 64, 10)
     taken: list[tuple[int, int]] = []
-    step = client_batch._Stack.step
+    step = client_batch.DenseStack.step
 
     def watched(self: Any, first: int, x: torch.Tensor, *rest: Any) -> torch.Tensor:
         taken.append((len(x), x.shape[1]))
         return step(self, first, x, *rest)
 
-    batch._stackable(5)
-    monkeypatch.setattr(client_batch._Stack, "step", watched)
-    at_once(batch, model, datas, [0, 1, 2])
-    assert taken == [(3, 10), (2, 10), (1, 3), (2, 5)]
+    monkeypatch.setattr(client_batch.DenseStack, "step", watched)
+    at_once(batch, model, datas, [0, 1, 2, 3])
+    assert taken == [(4, 10), (3, 10), (3, 5)]
 
 
 def cnn() -> FlatModel:
@@ -152,7 +154,7 @@ def cnn() -> FlatModel:
         (lambda: made([], 50, 10), sgd(), SCALE),
         (lambda: made([], 64, 10), sgd(batch_size=1), SCALE),
         (lambda: made([3], 64, 10), sgd(batch_size=4), SCALE),
-        (lambda: made([600], 784, 10), sgd(), SCALE),
+        (lambda: made([200], 784, 10), sgd(), SCALE),
     ],
     ids=["cnn", "fedprox", "clip", "augmented", "unaligned rows", "batches of one", "tiny products", "large"],
 )
@@ -168,18 +170,17 @@ def test_several_threads_train_one_client_at_a_time():
 
 def test_a_machine_that_computes_stacks_in_another_way_does_without(monkeypatch: pytest.MonkeyPatch):
     """One last bit of one product of a stack is enough."""
-    product = client_batch._product
+    product = torch.bmm
 
     def rounded(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        result = product(a, b, out)
-        if len(a) > 1:
-            result[-1, -1, -1] = torch.nextafter(result[-1, -1, -1], torch.tensor(torch.inf))
+        result = product(a, b, out=out)
+        result[-1, -1, -1] = torch.nextafter(result[-1, -1, -1], torch.tensor(torch.inf))
         return result
 
     model = made([32], 64, 10)
-    assert ClientBatch.of(model, sgd(lr=1.0), SCALE) is not None
-    monkeypatch.setattr(client_batch, "_product", rounded)
-    assert ClientBatch.of(model, sgd(lr=1.0), SCALE) is None
+    assert ClientBatch.of(model, sgd(), SCALE) is not None
+    monkeypatch.setattr(torch, "bmm", rounded)
+    assert ClientBatch.of(model, sgd(), SCALE) is None
 
 
 def test_trying_a_machine_out_leaves_the_model_as_it_was():
@@ -190,9 +191,10 @@ def test_trying_a_machine_out_leaves_the_model_as_it_was():
 
 
 def test_groups_hold_every_client_once_the_largest_first_and_fit_into_memory(monkeypatch: pytest.MonkeyPatch):
-    """1,000 bytes an image and room for 64,000: one client of 40 samples alone, then pairs of at most 32 samples."""
+    """1,000 bytes an image and room for 100,000: that is two clients of 40 samples, too few, or three of 32."""
     batch = ClientBatch.of(made([], 64, 10), sgd(), SCALE)
-    monkeypatch.setattr(client_batch, "MOST_IMAGE_BYTES", 64_000)
-    assert batch.groups([20, 40, 10, 32, 30], 1000) == [[1], [3, 4], [0, 2]]
+    assert batch is not None
+    monkeypatch.setattr(client_batch, "MOST_IMAGE_BYTES", 100_000)
+    assert batch.groups([20, 40, 10, 32, 30], 1000) == [[1], [3, 4, 0], [2]]
     monkeypatch.undo()
-    assert [len(group) for group in batch.groups([5] * 40, 64)] == [16, 16, 8]
+    assert [len(group) for group in batch.groups([5] * 34, 64)] == [16, 16, 1, 1]
