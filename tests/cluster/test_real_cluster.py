@@ -17,7 +17,8 @@ from hosts import PROJECT, Hosts, at, free_port, obstacle, readme_command
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
 SHORT = ["experiments/quickstart.yaml", "rounds=4", "allocation.total=60"]
-LONG = ["experiments/quickstart.yaml", "rounds=40", "allocation.total=400", "local.epochs=4"]
+# More steps than in SHORT, whose images would otherwise be in the cache.
+LONG = ["experiments/quickstart.yaml", "rounds=40", "allocation.total=400", "generator.steps=50", "local.epochs=4"]
 # What the README names: ssh, Ray's own services, clients and workers, metrics on the head.
 NAMED = {22, *range(6379, 6386), *range(10001, 20000)}
 ON_THE_HEAD = {44217, 44227}
