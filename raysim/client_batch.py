@@ -99,14 +99,21 @@ class ClientBatch:
         return batch if held == len(model.params_P) and batch._stackable(algorithm.batch_size) else None
 
     def groups(self, sizes_K: Sequence[int], image_bytes: int) -> list[list[int]]:
-        """Positions of clients with these numbers of samples, put together by size, the largest first."""
-        places = sorted(range(len(sizes_K)), key=lambda i: -sizes_K[i])
+        """Positions of clients with these numbers of samples, put together by size, the largest first.
+
+        Those of few batches have too little in common with others than those of the very same size: each last batch
+        that is not full is taken alone.
+        """
+        few = 2 * self.algorithm.batch_size
         groups: list[list[int]] = []
-        while places:
-            count = min(self.most, len(places), MOST_IMAGE_BYTES // (image_bytes * max(1, sizes_K[places[0]])))
-            count = count if count >= LEAST else 1
-            groups.append(places[:count])
-            places = places[count:]
+        by_size = sorted(range(len(sizes_K)), key=lambda i: -sizes_K[i])
+        for _, alike in groupby(by_size, key=lambda i: min(sizes_K[i], few)):
+            places = list(alike)
+            while places:
+                count = min(self.most, len(places), MOST_IMAGE_BYTES // (image_bytes * max(1, sizes_K[places[0]])))
+                count = count if count >= LEAST else 1
+                groups.append(places[:count])
+                places = places[count:]
         return groups
 
     @torch.no_grad()

@@ -192,9 +192,16 @@ def test_trying_a_machine_out_leaves_the_model_as_it_was():
 
 def test_groups_hold_every_client_once_the_largest_first_and_fit_into_memory(monkeypatch: pytest.MonkeyPatch):
     """1,000 bytes an image and room for 100,000: that is two clients of 40 samples, too few, or three of 32."""
-    batch = ClientBatch.of(made([], 64, 10), sgd(), SCALE)
+    batch = ClientBatch.of(made([], 64, 10), sgd(batch_size=8), SCALE)
     assert batch is not None
     monkeypatch.setattr(client_batch, "MOST_IMAGE_BYTES", 100_000)
     assert batch.groups([20, 40, 10, 32, 30], 1000) == [[1], [3, 4, 0], [2]]
     monkeypatch.undo()
-    assert [len(group) for group in batch.groups([5] * 34, 64)] == [16, 16, 1, 1]
+    assert [len(group) for group in batch.groups([9] * 34, 64)] == [16, 16, 1, 1]
+
+
+def test_clients_of_few_batches_are_grouped_by_their_very_size():
+    """Batches of 8: those of 16 and more have two full ones in common, those of 9 both of theirs, 5 and 3 nothing."""
+    batch = ClientBatch.of(made([], 64, 10), sgd(batch_size=8), SCALE)
+    assert batch is not None
+    assert batch.groups([9, 30, 3, 9, 16, 5, 9, 17], 64) == [[1, 7, 4], [0, 3, 6], [5], [2]]
