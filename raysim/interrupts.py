@@ -1,6 +1,7 @@
 """Signals that end a run, turned into an exception."""
 
 import contextlib
+import inspect
 import signal
 import threading
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Self
 
+AGAIN_S = 0.05  # between looks at whether an import that a signal met has ended
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
 
@@ -20,6 +22,8 @@ class Signals:
     """Turns SIGINT, SIGTERM and SIGHUP into Interrupted while it is entered (in the main thread, where signals arrive).
 
     names: the signals so far.  They are kept because an exception that is raised inside somebody's destructor is lost.
+    One that arrives in the middle of an import is raised at its end: cut short, an import may swallow the exception, or
+    keep a lock for which all other threads would wait for good.
     ending: signals are only noted, since the run is being wound up and must not be left half done.
     A SIGHUP that is ignored, as under nohup, stays ignored.
     """
@@ -27,8 +31,11 @@ class Signals:
     names: list[str] = field(default_factory=list)
     ending: bool = False
     _before: dict[int, Any] = field(default_factory=dict)
+    _put_off: set[int] = field(default_factory=set)
+    _imports: int = 0
 
     def __enter__(self) -> Self:
+        self._imports = _imports(inspect.currentframe())
         self.listen()
         return self
 
@@ -66,7 +73,29 @@ class Signals:
         if not self.ending:
             self.check()
 
-    def _arrived(self, number: int, _: FrameType | None) -> None:
-        self.names.append(signal.Signals(number).name)
-        if not self.ending:
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if number in self._put_off:
+            self._put_off.discard(number)
+        else:
+            self.names.append(signal.Signals(number).name)
+        if self.ending:
+            return
+        if _imports(frame) <= self._imports:
             self.check()
+        again = threading.Timer(AGAIN_S, self._send_again, (number,))
+        again.daemon = True
+        again.start()
+
+    def _send_again(self, number: int) -> None:
+        if signal.getsignal(number) == self._arrived:
+            self._put_off.add(number)
+            signal.pthread_kill(threading.main_thread().ident or 0, number)  # which wakes it from any wait
+
+
+def _imports(frame: FrameType | None) -> int:
+    """How many steps of imports are under way in this frame and those that called it."""
+    steps = 0
+    while frame is not None:
+        steps += frame.f_code.co_filename.startswith("<frozen importlib")
+        frame = frame.f_back
+    return steps

@@ -1,8 +1,12 @@
 """Signals become an exception, once the run is being wound up they are only noted, and nothing of it stays behind."""
 
+import importlib
 import os
 import signal
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +46,42 @@ def test_a_signal_that_arrives_in_work_that_must_not_be_cut_short_is_raised_afte
         with signals.held():
             done.append(2)
         assert done == [1, 2] and signals.ending
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["busy", "blocked"])
+def test_a_signal_in_the_middle_of_an_import_is_raised_at_its_end_and_leaves_other_threads_able_to_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
+):
+    """The module sends the signal and would swallow the exception; afterwards the main thread works, or is blocked."""
+    (tmp_path / "half_way.py").write_text(
+        "import os, signal, time\ntry:\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(0.2)\n"
+        "    done = True\nexcept BaseException:\n    pass\n"
+    )
+    (tmp_path / "another.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Interrupted, match="by SIGTERM"), Signals() as signals:
+        importlib.import_module("half_way")
+        if waits:
+            threading.Event().wait(20)
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            pass
+    assert sys.modules.pop("half_way").done and signals.names == ["SIGTERM"]
+    thread = threading.Thread(target=importlib.import_module, args=("another",), daemon=True)
+    thread.start()
+    thread.join(timeout=20)
+    assert sys.modules.pop("another")
+
+
+def test_a_run_that_is_itself_part_of_an_import_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "whole_run.py").write_text(
+        "import os, signal\nfrom raysim.interrupts import Signals\nwith Signals():\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n    os.environ['NOT_INTERRUPTED'] = '1'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Interrupted, match="by SIGINT"):
+        importlib.import_module("whole_run")
+    assert "NOT_INTERRUPTED" not in os.environ
 
 
 def test_handlers_are_put_back_also_after_somebody_else_took_the_signal():
