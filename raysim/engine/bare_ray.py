@@ -1,4 +1,4 @@
-"""Ray without the processes that a run on one machine has no use for.
+"""Ray without the processes that a run on one machine has no use for, and without its hand on the driver's signals.
 
 No dashboard, no autoscaler, no process that collects log lines, and an agent that serves none of them: a node of Ray
 waits until its agent listens, and a full one takes seconds to load. Ray has no public switch for these, so parts of it
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import ray._private.node
+import ray._private.ray_constants
 import ray._private.utils
 
 _UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
@@ -20,6 +21,7 @@ def bare_ray() -> Iterator[None]:
     """While this is entered, `ray.init` starts nothing but what objects, actors and calls need."""
     instead: list[tuple[Any, str, Any]] = [(ray._private.node.Node, name, _nothing) for name in _UNUSED]
     instead.append((ray._private.utils, "get_dashboard_dependency_error", _no_dashboard))
+    instead.append((ray._private.ray_constants, "RAY_DISABLE_FAILURE_SIGNAL_HANDLER", True))
     instead = [part for part in instead if hasattr(*part[:2])]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in instead]
     for owner, name, replacement in instead:
