@@ -226,7 +226,9 @@ def refused(address: str) -> tuple[str, float]:
 
 @pytest.fixture
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this process were not connected; the Ray of the other tests, if there is one, stays."""
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
 
 
 def test_an_address_where_something_else_listens_is_refused_within_30_s(no_ray: None):
