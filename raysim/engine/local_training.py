@@ -20,11 +20,11 @@ from raysim.training import ClientData, Job, LocalResult, client_data, train_cli
 from raysim.update_options import RESIDUAL
 from raysim.user_code import blamed
 
-Update = dict[str, Tensor]
-Trained = tuple[ClientReport, Update, dict[str, Any] | None]
+Vectors = dict[str, Tensor]
+Trained = tuple[ClientReport, Vectors, dict[str, Any] | None]
 """A client's report, its update, and its new state where the algorithm keeps one."""
-Begun = tuple[Member, dict[str, Tensor]]
-"""A client that can start, and what it remembers."""
+Begun = tuple[Member, Vectors, Tensor | None]
+"""A client that can start, what it remembers, and of that, what it has not sent yet of earlier updates."""
 
 
 class LocalTraining:
@@ -71,7 +71,7 @@ class LocalTraining:
         if self.batch is not None and len(tasks) > 1:
             try:
                 begun = [self._begin(task) for task in tasks]
-                trained = self.batch.train([member for member, _ in begun], self.setup.seed)
+                trained = self.batch.train([member for member, *_ in begun], self.setup.seed)
             except Exception:  # noqa: BLE001 - whatever it is, it comes again where it belongs
                 return [None] * len(tasks)
             return [(b, result, params_P) for b, (result, params_P) in zip(begun, trained, strict=True)]
@@ -79,12 +79,12 @@ class LocalTraining:
 
     def _begin(self, task: ClientTask) -> Begun:
         data, kept = self.load(task)
-        lr = self.algorithm.learning_rate(self.round)
+        residual_P = kept.pop(RESIDUAL, None)
         job = Job(
-            self.model, self.start["params"], lr, self.round, task.client, len(data.labels_N),
-            extra=dict(self.extra), state={k: v for k, v in kept.items() if k != RESIDUAL} or None,
+            self.model, self.start["params"], self.algorithm.learning_rate(self.round), self.round, task.client,
+            len(data.labels_N), extra=dict(self.extra), state=kept or None,
         )
-        return Member(job, data), kept
+        return Member(job, data), kept, residual_P
 
     def _alone(self, task: ClientTask) -> tuple[Begun, LocalResult, Tensor]:
         begun = self._begin(task)
@@ -96,10 +96,9 @@ class LocalTraining:
 
     def _answer(self, task: ClientTask, begun: Begun, result: LocalResult, params_P: Tensor) -> Trained:
         """What a client that has trained to these parameters says and sends."""
-        (member, kept), k = begun, task.client
+        (member, kept, residual_P), k = begun, task.client
         job = member.job
         self.model.params_P.copy_(params_P)  # does nothing where they are the model's own
-        residual_P = kept.pop(RESIDUAL, None)
         delta_P, residual_P, seen = self._send(self.model.params_P.detach() - job.start_P, residual_P, k)
         update = {"delta": delta_P, "buffers": self.model.buffers_F.clone(), "counters": self.model.counters.clone()}
         update.update({name: job.kept[name] for name in self.algorithm.summed})
@@ -117,7 +116,7 @@ class LocalTraining:
         after = {**(kept if result.state is None else result.state), **further}
         return report, update, {name: t.cpu().numpy() for name, t in after.items()}
 
-    def load(self, task: ClientTask) -> tuple[ClientData, dict[str, Tensor]]:
+    def load(self, task: ClientTask) -> tuple[ClientData, Vectors]:
         """A client's samples and what it remembers, and the model where the client starts."""
         k = task.client
         rows_N, labels_N = self.partition.client(k)
@@ -147,6 +146,6 @@ class LocalTraining:
         return Failure(client, cause, diverged)
 
 
-def tensors(arrays: dict[str, Any], device: str) -> dict[str, Tensor]:
+def tensors(arrays: dict[str, Any], device: str) -> Vectors:
     """Tensors of their own, never views of shared memory."""
     return {name: torch.from_numpy(np.array(a)).to(device) for name, a in arrays.items()}
