@@ -141,7 +141,7 @@ def _store(report: Report, uri: str) -> None:
 
 
 def _fit(report: Report, config: Config, name: str) -> None:
-    """Whether the data can be read and every plug-in takes it: what a run would refuse before it trains."""
+    """Whether the data can be read and every plug-in takes it: what a run would refuse before Ray starts."""
     try:
         prepared = prepare(config)
         build_parts(config, prepared)

@@ -48,8 +48,7 @@ def run(
     overrides: dotted keys as on the command line (`allocation.beta=8`).  keys: top-level keys, such as rounds=5.
     resume: go on with the newest run of this configuration, from its last checkpoint, to the same result.
     session, split: an open Ray session and a loaded data set, for runs that follow one another.
-    Raises ConfigError, before Ray starts, for a configuration that cannot work; UserError, before anything is made or
-    trained, for data that cannot be used or do not fit it; and RunError for a run that failed.
+    Raises ConfigError or UserError, before Ray starts, for input that cannot work, and RunError for a run that failed.
     """
     with Display() as display, Signals() as signals, RayStart(signals, session) as start:
         config = read_config(source, overrides, keys)
@@ -83,13 +82,11 @@ class _Run:
         cls, config: Config, name: str, display: Display, signals: Signals, start: RayStart, resumed: bool,
         split: Split | None,
     ) -> "_Run":
-        """Everything that can be refused is refused here; Ray starts when the configuration is known to be sound."""
+        """Everything that can be refused is refused here, before Ray starts; it starts while MLflow does."""
         profile = Profile()
         check_uri(config.tracking.uri)
         placement = placement_before_start(config.resources)
         earlier = resume.find(config, name, display.line) if resumed else None
-        if not (earlier and resume.is_finished(earlier, config.rounds)):
-            start.begin(config.resources)
         prepared = prepare(config, split)
         parts = build_parts(config, prepared)
         say_plan(display, config, prepared)
@@ -99,6 +96,8 @@ class _Run:
             raise UserError(f"--resume: the data set is no longer the one that {before['name']} was started with")
         identity["mlflow_run_id"] = before["mlflow_run_id"]
         directory = earlier or RunDirectory.create(config, name)
+        if not (earlier and resume.is_finished(earlier, config.rounds)):
+            start.begin(config.resources)
         try:
             directory.write_json("run.json", identity)
             if not earlier:
