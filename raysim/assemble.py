@@ -64,6 +64,8 @@ def _build_parts(config: Config, prepared: Prepared) -> Parts:
         rule.check(cohort_size(config.clients_per_round, prepared.partition.clients))
     algorithm = plugin("local", config.local).build()
     model = initial_model(config, prepared)
+    if ":" in config.model.name:
+        _check_logits(model, prepared, config.model.name)
     parts = Parts(rule, algorithm, plugin("server", config.server).build(), model)
     if hasattr(algorithm, "check"):
         algorithm.check(model.module, rule, parts.optimiser)
@@ -134,6 +136,21 @@ def initial_model(config: Config, prepared: Prepared) -> FlatModel:
     split = prepared.split
     build = plugin("model", config.model).build
     return FlatModel(build_model(build, split.channels, split.image_size, split.classes, config.seed))
+
+
+def _check_logits(model: FlatModel, prepared: Prepared, name: str) -> None:
+    """Refuse a model of the user's own that does not give a number for each class."""
+    split = prepared.split
+    model.module.eval()
+    with torch.inference_mode():
+        logits = model.module(torch.zeros(2, split.channels, *split.image_size))
+    model.module.train()
+    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if shape != (2, split.classes):
+        raise UserError(
+            f"model.name = {name}: for 2 images it returns {shape}, not (2, {split.classes}), a number for each class; "
+            "it is built with the channels, the (height, width) and the number of classes of the data"
+        )
 
 
 def worker_setup(config: Config, rule: Any) -> WorkerSetup:

@@ -9,6 +9,7 @@ from typing import NoReturn
 import click
 
 from raysim.errors import RunError, UserError
+from raysim.interrupts import Signals
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -222,7 +223,8 @@ def _say(text: str) -> None:
 def main() -> NoReturn:
     """Run a command; 0: success, 1: a run that failed, 2: input that cannot work, 130: interrupted."""
     try:
-        commands(prog_name="raysim", standalone_mode=False)
+        with Signals():  # from the first moment on; a run listens anew
+            commands(prog_name="raysim", standalone_mode=False)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 PLAIN_EVERY_S = 1.0
-PHASES = ("prepare", "start", "generate", "train", "dispatch", "aggregate", "evaluate", "track")
+PHASES = ("prepare", "start", "generate", "train", "dispatch", "aggregate", "evaluate", "quality", "track")
 BARS = "▁▂▃▄▅▆▇█"
 
 

@@ -42,6 +42,7 @@ class Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._before = {}
 
     def listen(self) -> None:
         """Take the signals, or take them back: Ray claims SIGTERM for itself when it starts."""
@@ -51,6 +52,9 @@ class Signals:
             handler = signal.getsignal(number)
             if handler is None or (number not in (signal.SIGINT, signal.SIGTERM) and handler == signal.SIG_IGN):
                 continue
+            outer = getattr(handler, "__self__", None)
+            if isinstance(outer, Signals) and outer is not self:
+                self.names = outer.names  # what arrived before, and was lost, is met by the next `check`
             self._before.setdefault(number, handler)
             signal.signal(number, self._arrived)
 
@@ -87,8 +91,10 @@ class Signals:
         again.start()
 
     def _send_again(self, number: int) -> None:
-        if signal.getsignal(number) == self._arrived:
-            self._put_off.add(number)
+        """To whoever listens by now, unless this has been left."""
+        if self._before:
+            if signal.getsignal(number) == self._arrived:
+                self._put_off.add(number)
             signal.pthread_kill(threading.main_thread().ident or 0, number)  # which wakes it from any wait
 
 

@@ -65,6 +65,7 @@ def accuracy_curves(curves: "dict[str, dict[str, list[pd.DataFrame]]]", path: Pa
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         axes.legend(fontsize=9)
+        axes.sharey(panels[0])
     figure.supxlabel("lines: means of runs; bands: from the lowest to the highest of them", fontsize=9, color="0.4")
     return save(figure, path)
 

@@ -31,7 +31,10 @@ KINDS: dict[str, str] = {
     "aggregation": "raysim.aggregation",
     "server": "raysim.server_opt",
 }
-_POSITIONAL = {"data": 0, "partition": 3, "modifier": 2, "allocation": 1, "model": 3}
+_POSITIONAL = {
+    "data": (), "partition": ("labels_N", "classes", "rng"), "modifier": ("partition", "rng"),
+    "allocation": ("counts_KC",), "model": ("channels", "image_size", "classes"),
+}
 _ATTRIBUTES = {
     "generator": ("sample", "fingerprint"),
     "local": ("learning_rate", "loss", "step", "finish"),
@@ -106,9 +109,10 @@ def _lack(kind: str, plugin: Callable[..., Any]) -> str:
         missing = [attribute for attribute in _ATTRIBUTES[kind] if not hasattr(plugin, attribute)]
         return f"it has no {', '.join(missing)}" if missing else ""
     try:
-        inspect.signature(plugin).bind(*[None] * _POSITIONAL[kind], **_required(plugin))
+        inspect.signature(plugin).bind(*_POSITIONAL[kind], **_required(plugin))
     except (TypeError, ValueError):
-        return f"it must take {_POSITIONAL[kind]} positional parameters, and its keys as keyword-only ones"
+        taken = ", ".join(_POSITIONAL[kind]) or "no positional parameter"
+        return f"it must take ({taken}), and its keys as keyword-only parameters"
     return ""
 
 

@@ -112,7 +112,7 @@ def nearest(queries: ByteArray, references: ByteArray) -> FloatArray:
     best = torch.full((len(flat),), torch.inf)
     for start in range(0, len(references), 4096):
         part = references[start : start + 4096]
-        others = torch.from_numpy(part.reshape(len(part), -1)).float() / 255
+        others = torch.from_numpy(part.reshape(len(part), -1).astype(np.float32)) / 255
         best = torch.minimum(best, torch.cdist(flat, others).amin(1))
     distances: FloatArray = (best / flat.shape[1] ** 0.5).double().numpy()
     return distances

@@ -1,5 +1,8 @@
 """What a run or a sweep showed, from the files it left: its summary, or means, paired differences and curves."""
 
+import contextlib
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,27 +36,50 @@ def report(path: str | Path, against: str | None = None) -> list[Path]:
         if against is not None:
             raise UserError(f"--against = {against}: only the runs of a sweep can be compared; {path} is one run")
         if not (folder / "summary.json").is_file():
-            raise UserError(f"{path}: this run has not finished; `raysim run CONFIG --resume` goes on with it")
-        display.summary(RunDirectory(folder).read_json("summary.json"))
+            raise UserError(f"{path}: this run has not finished{_why_not(folder)}; `--resume` goes on with it")
+        with _readable(folder / "summary.json"):
+            display.summary(RunDirectory(folder).read_json("summary.json"))
         return sorted((folder / "figures").glob("*.png"))
+
+
+def _why_not(folder: Path) -> str:
+    """How a run ended, if it did."""
+    with contextlib.suppress(OSError, ValueError):
+        status = RunDirectory(folder).read_json("status.json")
+        return f" ({status['status']}{': ' if status['message'] else ''}{status['message']})"
+    return ""
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Errors from a file that is damaged, or was changed by hand, as UserError."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged or was changed: {' '.join(str(error).split())}") from error
 
 
 def _sweep(folder: Path, against: str | None, display: Display) -> list[Path]:
     import pandas as pd
 
-    runs = pd.read_csv(folder / "runs.csv", dtype={"group": str})
-    finished = runs[runs["status"] == "FINISHED"]
+    with _readable(folder / "runs.csv"):
+        runs = pd.read_csv(folder / "runs.csv", dtype={"group": str})
+        runs[list(METRICS)] = runs[list(METRICS)].astype(float)
+        finished = runs[runs["status"] == "FINISHED"]
     if finished.empty:
         raise UserError(f"{folder}: no run of this sweep has finished; `raysim sweep` goes on with it")
-    display.line((folder / "table.txt").read_text(encoding="utf-8"))
     axis, label = _reference(finished, against)
+    display.line((folder / "table.txt").read_text(encoding="utf-8"))
+    asked = folder / "sweep.json"
+    if asked.is_file() and (left := json.loads(asked.read_text(encoding="utf-8"))["runs"] - len(finished)):
+        display.line(f"note: {left} of {left + len(finished)} runs have not finished; `raysim sweep` goes on with them")
     if axis is not None:
         table = paired_differences(finished, axis, label)
         write_atomic(folder / "paired.csv", table.to_csv(index=False).encode())
         display.line(_text(table, label))
     curves, missing = _curves(finished, axis, folder.parent)
     if missing:
-        display.line(f"note: no curves of {missing} runs, whose folders are not in {folder.parent} any more")
+        display.line(f"note: no curves of {missing} runs, whose metrics.parquet is not in {folder.parent} any more")
     return [plots.accuracy_curves(curves, folder / "figures" / "accuracy.png")] if curves else []
 
 

@@ -26,6 +26,7 @@ def measure_run(
     from raysim.quality import measure, table
 
     images, labels_M = sample_of(synthetic, MOST_IMAGES)
+    display.line(f"quality: two classifiers are trained to judge {len(images):,} of the images, a minute or more ...")
     quality = measure(split, images, labels_M, seed)
     directory.write_json("quality.json", quality)
     if split.channels in (1, 3):

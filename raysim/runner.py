@@ -146,7 +146,8 @@ class _Run:
         message = "" if error is None else f"{type(error).__name__}: {error}"
         if isinstance(error, KeyboardInterrupt):
             status, message = "KILLED", f"interrupted {error}".strip()
-            self.display.line(f"stopped; what was done is kept in {self.directory.path}: go on with --resume")
+            again = "go on with --resume" if self.start.alone else "it goes on from there when it is started again"
+            self.display.line(f"stopped; what was done is kept in {self.directory.path}: {again}")
         problems = self.directory.write_status(status, message)
         self.tracker.finish(status, message)
         for problem in [*problems, *self.tracker.problems]:
@@ -263,7 +264,8 @@ class _Run:
         metrics, clients = directory.write_metrics(state.rows, state.client_rows)
         quality = None
         if self.config.output.quality:
-            quality = measure_run(self.prepared.split, synthetic, self.config.seed, directory, self.display)
+            with self.profile.timed("quality"):
+                quality = measure_run(self.prepared.split, synthetic, self.config.seed, directory, self.display)
         with self.profile.timed("track"), self.signals.held():
             results.figures(directory, self.prepared, metrics, clients, synthetic)
             for path in sorted(directory.figures.glob("*.png")):

@@ -63,6 +63,7 @@ def sweep(file: str | Path, overrides: Iterable[str] = ()) -> SweepResult:
         splits = _Splits()
         images = _check(grid, splits)
         directory = _directory(grid)
+        write_atomic(directory / "sweep.json", json.dumps({"runs": len(grid.cells)}).encode())
         work = _Sweep(grid, directory, display, splits)
         for note in [*grid.notes, *splits.notes]:
             display.line(f"note: {note}")

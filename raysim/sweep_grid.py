@@ -91,6 +91,8 @@ def _problems(plain: Mapping[str, Any]) -> list[str]:
         if key not in _KEYS
     ]
     base, grid, target = plain.get("base"), plain.get("grid"), plain.get("target_accuracy")
+    if base is None and grid is None and "rounds" in plain:
+        return ["this is the configuration of one run; use `raysim run`, or name it as `base` in a sweep file"]
     if not isinstance(base, str | dict):
         problems.append(f"base = {show(base)}: must be the path of a configuration, or a configuration itself")
     if not isinstance(grid, dict) or not grid:

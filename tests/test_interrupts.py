@@ -116,3 +116,23 @@ def test_a_run_in_another_thread_leaves_the_signals_alone():
     thread.start()
     thread.join()
     assert seen == before
+
+
+def test_a_signal_that_the_outer_of_two_has_seen_and_lost_is_met_by_the_next_check_of_the_inner():
+    with Signals():
+        with pytest.raises(Interrupted):  # as if it were raised in a destructor, where it is lost
+            os.kill(os.getpid(), signal.SIGTERM)
+        with Signals() as inner, pytest.raises(Interrupted, match="by SIGTERM"):
+            inner.check()
+
+
+def test_a_signal_that_the_outer_of_two_has_put_off_goes_to_the_inner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It arrives in the middle of an import, in which a run starts to listen for itself."""
+    (tmp_path / "starts_to_listen.py").write_text(
+        "import os, signal, time\nfrom raysim.interrupts import Signals\nos.kill(os.getpid(), signal.SIGHUP)\n"
+        "with Signals():\n    time.sleep(20)\n    os.environ['NOT_INTERRUPTED'] = '1'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Interrupted, match="by SIGHUP"), Signals():
+        importlib.import_module("starts_to_listen")
+    assert "NOT_INTERRUPTED" not in os.environ

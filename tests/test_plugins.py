@@ -129,7 +129,7 @@ def test_a_plugin_of_the_users_own_has_its_keys_checked_like_any_other(mine):
         ("local.name=my_broken:x", "module 'my_broken' cannot be imported: No module named"),
         ("local.name=my_typo:x", "module 'my_typo' cannot be imported: invalid syntax"),
         ("local.name=my_plugins:every_cell", "'every_cell' in module 'my_plugins' is no local plug-in: it has no "),
-        ("allocation.name=my_plugins:no_positional", "is no allocation plug-in: it must take 1 positional parameters"),
+        ("allocation.name=my_plugins:no_positional", "is no allocation plug-in: it must take (counts_KC), and"),
         ("allocation.name=my_plugins:odd", "the annotations of 'odd' cannot be used for keys"),
         ("allocation.name=my_late:late", "name 'Missing' is not defined"),
     ],

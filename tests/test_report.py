@@ -77,15 +77,20 @@ def test_a_sweep_over_seeds_alone_has_nothing_to_compare(tmp_path, capsys):
 
 
 def test_what_cannot_be_shown_is_refused_by_name(folder, tmp_path):
-    empty, unfinished = tmp_path / "empty", tmp_path / "unfinished"
-    for path in (empty, unfinished):
+    empty, unfinished, failed, damaged = (tmp_path / name for name in ("empty", "unfinished", "failed", "damaged"))
+    for path in (empty, unfinished, failed, damaged):
         path.mkdir()
-    (unfinished / "run.json").write_text("{}")
+    for path in (unfinished, failed, damaged):
+        (path / "run.json").write_text("{}")
+    (failed / "status.json").write_text('{"status": "FAILED", "message": "diverged in round 2"}')
+    (damaged / "summary.json").write_text("{")
     refusals: list[tuple[Path, str | None, str]] = [
         (tmp_path / "nowhere", None, "nowhere: not the folder of a run or a sweep"),
         (empty, None, "empty: not the folder of a run or a sweep"),
         (unfinished, None, "has not finished.*--resume"),
         (unfinished, "A", "--against = A: only the runs of a sweep"),
+        (damaged, None, "summary.json is damaged or was changed"),
+        (failed, None, r"has not finished .FAILED: diverged in round 2."),
         (folder, "C", "--against = C: no finished run is called so.*labels: A, B, alpha 0.1, alpha 0.3"),
     ]
     for path, against, said in refusals:
@@ -95,6 +100,16 @@ def test_what_cannot_be_shown_is_refused_by_name(folder, tmp_path):
     runs.assign(status="FAILED").to_csv(folder / "runs.csv", index=False)
     with pytest.raises(UserError, match="no run of this sweep has finished"):
         report(folder)
+    for content in ("", "group,status\na,FINISHED\n", runs.replace(0.5, "high").to_csv(index=False)):
+        (folder / "runs.csv").write_text(content)
+        with pytest.raises(UserError, match=r"runs\.csv is damaged or was changed"):
+            report(folder)
+
+
+def test_runs_that_are_still_to_come_are_counted(folder, capsys):
+    (folder / "sweep.json").write_text('{"runs": 10}')
+    report(folder)
+    assert "note: 3 of 10 runs have not finished" in capsys.readouterr().out
 
 
 def test_a_run_is_shown_as_at_its_end_and_its_figures_are_listed(run, small, monkeypatch, capsys):

@@ -14,11 +14,11 @@ class RayStart:
     """The Ray session of a run: one that was given, or one of its own, which may begin to start before it is needed.
 
     A context manager, which ends a session of its own. A Ray on this machine is started by a thread; a cluster is
-    joined by the main thread, when the session is asked for.
+    joined by the main thread, when the session is asked for.  alone: whether the session serves this run only.
     """
 
     def __init__(self, signals: Signals, given: Session | None = None) -> None:
-        self._signals, self._given = signals, given
+        self._signals, self._given, self.alone = signals, given, given is None
         self._stack = contextlib.ExitStack()
         self._started: Future[Session] | None = None
 
