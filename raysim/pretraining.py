@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from raysim import plots, rng
+from raysim.checked_file import write_atomic
 from raysim.config import apply_overrides, validate
 from raysim.display import Display
 from raysim.errors import ConfigError, UserError
-from raysim.generators.folder import CARD, add_to_card, read_json, write_atomically
+from raysim.generators.folder import CARD, add_to_card, read_json
 from raysim.generators.pretrain import is_finished
 from raysim.generators.pretrain import pretrain as train
 from raysim.generators.pretrain_config import PretrainConfig
@@ -82,7 +83,7 @@ def _tracker(config: PretrainConfig, folder: Path) -> NullTracker:
     )
     if tracker.run_id:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps({"mlflow_run_id": tracker.run_id}).encode())
+        write_atomic(path, json.dumps({"mlflow_run_id": tracker.run_id}).encode())
     return tracker
 
 
@@ -146,7 +147,7 @@ def _measure(config: PretrainConfig, split: Split, display: Display, tracker: Nu
         "accuracy_from_real": quality["accuracy"]["from_real"],
         "recognised": quality["recognised"],
     })
-    write_atomically(folder / QUALITY, (json.dumps(quality, indent=2) + "\n").encode())
+    write_atomic(folder / QUALITY, (json.dumps(quality, indent=2) + "\n").encode())
     for name in (QUALITY, CARD):
         tracker.log_artifact(folder / name)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim import plots, sweep_table
-from raysim.checkpoint import write_atomic
+from raysim.checked_file import write_atomic
 from raysim.display import Display
 from raysim.errors import UserError
 from raysim.problems import nearest

@@ -15,7 +15,8 @@ import yaml
 
 from raysim import resume, sweep_table
 from raysim.assemble import build_parts
-from raysim.checkpoint import find_runs, write_atomic
+from raysim.checked_file import write_atomic
+from raysim.checkpoint import find_runs
 from raysim.config import Config, Resources
 from raysim.display import Display, duration
 from raysim.engine.session import Session

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raysim.checkpoint import write_atomic
+from raysim.checked_file import write_atomic
 from raysim.run_directory import RunDirectory
 from raysim.sweep_grid import Cell
 

@@ -7,7 +7,6 @@ every diffusers scheduler, card.json by raysim (classes, null class, checksum), 
 import hashlib
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from raysim.checked_file import write_atomic
 from raysim.errors import UserError
 from raysim.generators.bare_unet import unet_class
 
@@ -140,22 +140,12 @@ def write_folder(folder: Path, unet: Any, scheduler: Any, card: dict[str, Any], 
         (README, readme.encode()),
         (CARD, (json.dumps(card, indent=2) + "\n").encode()),
     ):
-        write_atomically(folder / name, content)
+        write_atomic(folder / name, content)
 
 
 def add_to_card(folder: Path, key: str, value: Any, markdown: str) -> None:
     """Add an entry to card.json, and a section to README.md, of a finished weights folder."""
     card = {**read_json(folder / CARD), key: value}
     text = (folder / README).read_text(encoding="utf-8").split("\n## ")[0].rstrip()
-    write_atomically(folder / README, f"{text}\n\n{markdown}\n".encode())
-    write_atomically(folder / CARD, (json.dumps(card, indent=2) + "\n").encode())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file in one step, so that a reader, or a run killed in the middle, never meets half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomic(folder / README, f"{text}\n\n{markdown}\n".encode())
+    write_atomic(folder / CARD, (json.dumps(card, indent=2) + "\n").encode())

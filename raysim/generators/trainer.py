@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from raysim import rng
+from raysim.checked_file import write_atomic
 from raysim.errors import RunError, UserError
-from raysim.generators.folder import build_unet, write_atomically
+from raysim.generators.folder import build_unet
 from raysim.generators.pretrain_config import PretrainConfig
 from raysim.records import ByteArray, Split
 
@@ -147,7 +148,7 @@ class Trainer:
         """Write everything that the next step depends on, in one file, in one go."""
         path.parent.mkdir(parents=True, exist_ok=True)
         metadata = {"step": self.step, "seconds": self.seconds, "config_hash": self.config.hash()}
-        write_atomically(path, save(self._state(), metadata={"raysim": json.dumps(metadata)}))
+        write_atomic(path, save(self._state(), metadata={"raysim": json.dumps(metadata)}))
 
     def _state(self) -> dict[str, Tensor]:
         """Weights, running mean and AdamW's two moments, by name: views that `resume` copies into."""
