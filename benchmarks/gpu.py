@@ -1,13 +1,15 @@
-"""What one GPU can do: local training with 1 to 8 processes on it, evaluation, and sampling. Needs torch, but no Ray.
+"""What one GPU can do: local training of several clients at once or in several processes, evaluation, and sampling.
 
-    python benchmarks/gpu.py [--device cuda] [--seconds 3] [--processes 1 2 4 8] [--json gpu.json]
+    python benchmarks/gpu.py [--device cuda] [--seconds 2] [--processes 1 2 4 8] [--clients 8 16 32] [--json gpu.json]
     python benchmarks/gpu.py --smoke                 # on the CPU, tiny: does it run
 
-Training: clients of 50 images of 3 x 32 x 32 pixels in batches of 10, each from the same start, as a worker does it
-(copy in, train, subtract), in float32 and in bf16. Several processes share the GPU as Ray workers would with
-`resources.gpus_per_worker` 1/2, 1/4, 1/8; the rate is that of all of them together. Evaluation: images a second of one
-process. Sampling: images a second of the shipped diffusion model (8 x 8 pixels, 20 steps) by batch size. Each
-measurement takes --seconds after a warm-up; with the defaults, all of it takes under five minutes.
+Needs torch, but no Ray. Training: clients of 50 images of 3 x 32 x 32 pixels in batches of 10, each from the same
+start, as a worker does it (copy in, train, subtract), in float32 and in bf16. Several processes share the GPU as Ray
+workers would with `resources.gpus_per_worker` 1/2, 1/4, 1/8; the rate is that of all of them. Together: one process
+trains so many clients at once, as `resources.client_batching` does on a GPU; it pays where that beats one at a time.
+Evaluation: images a second of one process. Sampling: images a second of the shipped diffusion model (8 x 8 pixels, 20
+steps) by batch size. Each measurement takes --seconds after a warm-up; with the defaults, all of it takes under five
+minutes.
 """
 
 import argparse
@@ -46,20 +48,27 @@ def make_model(name: str, device: str) -> Any:
     return FlatModel(getattr(models, name)(SHAPE[0], SHAPE[1:], CLASSES), device)
 
 
-def trainer(name: str, precision: str, device: str) -> Callable[[], int]:
-    """Trains the next of 20 clients and says how many images that were."""
+def make_clients(count: int) -> list[Any]:
+    """The data of so many clients."""
     import numpy as np
 
+    from raysim.training import ClientData
+
+    draw = np.random.default_rng(0)
+    return [
+        ClientData(draw.integers(0, 256, (CLIENT, *SHAPE), np.uint8), draw.integers(0, CLASSES, CLIENT), CLIENT)
+        for _ in range(count)
+    ]
+
+
+def trainer(name: str, precision: str, device: str) -> Callable[[], int]:
+    """Trains the next of 20 clients and says how many images that were."""
     from raysim.flat_model import ImageScale
     from raysim.local.sgd import sgd
-    from raysim.training import ClientData, Job, train_client
+    from raysim.training import Job, train_client
 
     model, local, scale = make_model(name, device), sgd(batch_size=BATCH, lr=0.01), ImageScale((0.5,) * 3, (0.25,) * 3)
-    draw, start = np.random.default_rng(0), model.snapshot()
-    clients = [
-        ClientData(draw.integers(0, 256, (CLIENT, *SHAPE), np.uint8), draw.integers(0, CLASSES, CLIENT), CLIENT)
-        for _ in range(CLIENTS)
-    ]
+    start, clients = model.snapshot(), make_clients(CLIENTS)
     number = 0
 
     def work() -> int:
@@ -71,6 +80,26 @@ def trainer(name: str, precision: str, device: str) -> Callable[[], int]:
         return CLIENT
 
     return work
+
+
+def together(name: str, precision: str, device: str, count: int, seconds: float) -> float:
+    """Images a second of one process that trains so many clients at once."""
+    from raysim.courses import Member
+    from raysim.flat_model import ImageScale
+    from raysim.local.sgd import sgd
+    from raysim.stacked_batch import StackedBatch
+    from raysim.training import Job
+
+    model, scale = make_model(name, device), ImageScale((0.5,) * 3, (0.25,) * 3)
+    batch = StackedBatch(model, sgd(batch_size=BATCH, lr=0.01), scale, precision == "bf16", count)
+    start_P, clients = model.snapshot()["params"], make_clients(count)
+
+    def work() -> int:
+        batch.train([Member(Job(model, start_P, 0.01, 1, k, CLIENT), data) for k, data in enumerate(clients)], 0)
+        return count * CLIENT
+
+    work()
+    return repeat(work, seconds, device)
 
 
 def share_of_gpu(options: dict[str, Any], barrier: Any, answers: Any) -> None:
@@ -148,6 +177,9 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             for processes in options.processes:
                 keys = {"model": name, "precision": precision, "device": options.device, "seconds": options.seconds}
                 note("training", training(keys, processes), model=name, precision=precision, processes=processes)
+            for count in options.clients:
+                rate = together(name, precision, options.device, count, options.seconds)
+                note("together", rate, model=name, precision=precision, clients=count)
         note("evaluation", evaluation(name, options.device, options.seconds), model=name)
     for precision in ("float32", "bf16"):
         for batch in options.batches:
@@ -162,14 +194,15 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--models", nargs="+", default=["cnn", "resnet18"])
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--clients", nargs="+", type=int, default=[8, 16, 32], help="trained at once by one process")
     parser.add_argument("--batches", nargs="+", type=int, default=[64, 256, 1024])
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--json", help="file for the results")
     options = parser.parse_args()
     if options.smoke:
         options.device, options.seconds = "cpu", 0.1
-        options.models, options.processes, options.batches = ["cnn"], [1, 2], [16]
+        options.models, options.processes, options.batches, options.clients = ["cnn"], [1, 2], [16], [2, 8]
     result = json.dumps(measure(options))
     if options.json:
         Path(options.json).write_text(result + "\n")

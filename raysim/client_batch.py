@@ -9,21 +9,20 @@ Whether the bits are the same on a machine is tried out there, for each size of 
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from raysim import rng
+from raysim.courses import Course, Member
 from raysim.dense import DenseGradient
 from raysim.dense_stack import ALIGNED, LEAST_PRODUCT, DenseStack
 from raysim.flat_model import FlatModel, ImageScale
 from raysim.local.sgd import sgd
 from raysim.models import Classifier
 from raysim.records import IntArray
-from raysim.training import ClientData, Job, LocalResult, batches
+from raysim.training import Job, LocalResult
 
 LEAST, MOST = 3, 16  # clients at a time: fewer gain nothing
 MOST_PARAMETERS = 800_000  # of a group's clients together: more do not stay in a core's cache
@@ -38,40 +37,10 @@ _Losses = dict[int, list[Tensor]]
 """Where the losses go, of those clients whose losses are asked for, by position."""
 
 
-@dataclass(frozen=True)
-class Member:
-    """A client of a group.  job: as in `training.train_client`."""
-
-    job: Job
-    data: ClientData
-
-
-@dataclass
-class _Course:
-    """What a client goes through: the rows of each batch, by epoch; the losses of the last epoch."""
-
-    epochs: list[list[IntArray]]
-    losses: list[Tensor] = field(default_factory=list)
-
-    def rows(self, epoch: int, step: int) -> IntArray | None:
-        """The samples of a step, if the client takes it."""
-        there = epoch < len(self.epochs) and step < len(self.epochs[epoch])
-        return self.epochs[epoch][step] if there else None
-
-    @property
-    def steps(self) -> int:
-        """Of all epochs."""
-        return sum(map(len, self.epochs))
-
-    def result(self, seconds: float) -> LocalResult:
-        """As `training.train_client` gives it."""
-        sizes = torch.tensor([len(rows) for rows in self.epochs[-1]], device=self.losses[0].device)
-        loss = float(torch.stack(self.losses).mul_(sizes).sum(dtype=torch.float64)) / int(sizes.sum())
-        return LocalResult(loss, self.steps, seconds, None)
-
-
 class ClientBatch:
     """Trains groups of clients with plain SGD; `of` says for which models and settings."""
+
+    least = 2  # clients: one alone has the same bits outside
 
     def __init__(self, dense: DenseGradient, model: FlatModel, algorithm: sgd, scale: ImageScale) -> None:
         self.dense, self.model, self.algorithm, self.scale = dense, model, algorithm, scale
@@ -85,7 +54,7 @@ class ClientBatch:
         """For a small network of linear layers and ReLUs under plain SGD on a CPU, without augmentation; else None.
 
         Momentum and weight decay may be on; a gradient is clipped one client at a time. Several threads would share out
-        a single product, but not one of a stack. A GPU is left out because nobody has measured it there.
+        a single product, but not one of a stack. What a GPU trains together is another matter (`stacked_batch`).
         """
         if model.device != "cpu" or torch.get_num_threads() > 1 or len(model.params_P) > LARGEST:
             return None
@@ -123,7 +92,7 @@ class ClientBatch:
         The model ends with the parameters at which the clients start.
         """
         began = time.perf_counter()
-        courses = [self._course(m.job, seed) for m in members]
+        courses = [Course.of(m.job, self.algorithm, seed) for m in members]
         stack = DenseStack(self.dense, members[0].job.start_P, len(members), self.algorithm)
         for epoch in range(max(len(c.epochs) for c in courses)):
             due = {k: course.losses for k, course in enumerate(courses) if epoch == len(course.epochs) - 1}
@@ -138,15 +107,6 @@ class ClientBatch:
             member.job.steps = course.steps
             found.append((course.result(each_s * member.job.n), params_P))
         return found
-
-    def _course(self, job: Job, seed: int) -> _Course:
-        local, order = self.algorithm, rng.stream(seed, rng.BATCHES, job.round, job.client)
-        epochs: list[list[IntArray]] = [[]]
-        for rows, last in batches(job.n, local.batch_size, local.epochs, local.steps, order, norm=False):
-            epochs[-1].append(rows)
-            if last:
-                epochs.append([])
-        return _Course(epochs[:-1])
 
     def _runs(self, rows_G: Sequence[IntArray | None]) -> list[_Run]:
         """Neighbours whose batches have the same size, so that they can step together, and single clients."""

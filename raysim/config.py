@@ -33,7 +33,7 @@ class Resources(_Base):
     threads_per_worker: Annotated[int, Field(ge=1)] = 1
     """CPU threads of each worker; the results of a run are the same for any number of workers, not of threads."""
     client_batching: Annotated[Literal["auto", "off"], BeforeValidator(lambda v: "off" if v is False else v)] = "auto"
-    """Train small clients several at once where it pays, to the same bits; YAML reads off as false, which will do."""
+    """Train clients of small networks several at once; on a CPU, to the same bits; YAML reads off as false, too."""
     task_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     """A call to a worker that takes longer than this is given up, its worker replaced and its clients trained again."""
     max_retries: Annotated[int, Field(ge=0)] = 3

@@ -48,6 +48,11 @@ class FlatModel:
             return part.view(out, height, width, channels).permute(0, 3, 1, 2)
         return part.view(shape)
 
+    def named_views(self, params_P: Tensor) -> dict[str, Tensor]:
+        """The trainable parameters by name, as views of any flat vector that is laid out as params_P."""
+        trainable = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        return {name: self._view(params_P, int(p.storage_offset()), p.shape) for name, p in trainable}
+
     def _gather_buffers(self, floating: bool) -> tuple[Tensor, list[tuple[nn.Module, str]]]:
         owners = [
             (m, name)

@@ -15,7 +15,7 @@ from raysim.display import Display
 from raysim.engine.liveness import cause_of
 from raysim.engine.ray_start import RayStart
 from raysim.engine.session import Session, placement_before_start
-from raysim.engine.store import put, share
+from raysim.equipment import Equipment
 from raysim.errors import RunError, UserError
 from raysim.interrupts import Signals
 from raysim.narration import say_plan, say_start, store_note, totals, tracked
@@ -70,6 +70,7 @@ class _Run:
     identity: dict[str, Any]
     prepared: Prepared
     parts: Parts
+    equipment: Equipment
     tracker: NullTracker
     profile: Profile
     resumed: bool
@@ -89,6 +90,7 @@ class _Run:
         earlier = resume.find(config, name, display.line) if resumed else None
         prepared = prepare(config, split)
         parts = build_parts(config, prepared)
+        equipment = Equipment(worker_setup(config, parts.rule), prepared.split, prepared.partition)
         say_plan(display, config, prepared)
         identity = {"config_hash": config.hash(), "partition_sha256": prepared.partition.sha256(), "name": name}
         before = earlier.read_json("run.json") if earlier else {**identity, "mlflow_run_id": ""}
@@ -97,7 +99,7 @@ class _Run:
         identity["mlflow_run_id"] = before["mlflow_run_id"]
         directory = earlier or RunDirectory.create(config, name)
         if not (earlier and resume.is_finished(earlier, config.rounds)):
-            start.begin(config.resources)
+            start.begin(config.resources, equipment.give)
         try:
             directory.write_json("run.json", identity)
             if not earlier:
@@ -112,7 +114,7 @@ class _Run:
             raise
         say_start(display, placement, directory.path)
         profile.seconds["prepare"] = profile.so_far()
-        shared = config, display, signals, start, directory, identity, prepared, parts, tracker
+        shared = config, display, signals, start, directory, identity, prepared, parts, equipment, tracker
         return cls(*shared, profile, resumed)
 
     def to_the_end(self) -> Result:
@@ -185,9 +187,8 @@ class _Run:
 
     def _phases(self, pool: "Pool") -> Result:
         config, parts = self.config, self.parts
-        split_ref, split = share(self.prepared.split)
-        prepared = self.prepared = replace(self.prepared, split=split)  # the driver's own copy is given up
-        pool.configure(worker_setup(config, parts.rule), split_ref, put(prepared.partition))
+        self.equipment.give(pool)
+        prepared = self.prepared = replace(self.prepared, split=self.equipment.split)
         with self.profile.timed("generate"):
             self.display.phase("images")
             synthetic = synthesise(

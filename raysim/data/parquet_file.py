@@ -128,7 +128,7 @@ def _integer_labels(column: "pyarrow.ChunkedArray", where: str) -> IntArray:
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy())[0])
         raise UserError(f"{where}: row {row} has no label (null); remove the row or give it a label")
-    return check_labels(column.to_numpy(), where)
+    return check_labels(np.from_dlpack(column.combine_chunks()), where)  # its to_numpy would import pandas
 
 
 def check_labels(labels: Any, where: str) -> IntArray:

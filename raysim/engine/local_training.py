@@ -16,6 +16,7 @@ from raysim.engine.reduce import Diverged, checked_norm
 from raysim.flat_model import FlatModel, ImageScale, build_model
 from raysim.probe import Probe
 from raysim.records import ClientReport, ClientTask, ModelState, Partition, Split
+from raysim.stacked_batch import StackedBatch
 from raysim.training import ClientData, Job, LocalResult, client_data, train_client
 from raysim.update_options import RESIDUAL
 from raysim.user_code import blamed
@@ -38,8 +39,14 @@ class LocalTraining:
         self.probe = Probe(setup.measure["oui"], setup.seed) if "oui" in setup.measure else None
         self.scale = ImageScale(split.mean, split.std, "crop" in setup.augment, "flip" in setup.augment)
         self.fixed_statistics = setup.buffers == "global"
-        together = setup.client_batching and not setup.bf16
-        self.batch = ClientBatch.of(self.model, self.algorithm, self.scale) if together else None
+        self.batch = self._batch() if setup.client_batching else None
+
+    def _batch(self) -> ClientBatch | StackedBatch | None:
+        """What trains several clients at once here, if anything does."""
+        model, algorithm, scale, bf16 = self.model, self.algorithm, self.scale, self.setup.bf16
+        if self.device == "cpu":
+            return None if bf16 else ClientBatch.of(model, algorithm, scale)
+        return StackedBatch.of(model, algorithm, scale, bf16, (self.split.channels, *self.split.image_size))
 
     def start_from(self, round_: int, state: ModelState) -> None:
         """Bring the global model to the device once, for all clients of a call."""
@@ -66,14 +73,14 @@ class LocalTraining:
     def _together(self, tasks: Sequence[ClientTask]) -> Iterable[tuple[Begun, LocalResult, Tensor] | None]:
         """Each client's part of `_answer`, trained as a group; None for those that are to train alone.
 
-        Where a group fails, its clients train alone, to the same bits, so that the one at fault is found.
+        Where a group fails, its clients train one by one, to the same bits, so that the one at fault is found.
         """
-        if self.batch is not None and len(tasks) > 1:
+        if self.batch is not None and len(tasks) >= self.batch.least:
             try:
                 begun = [self._begin(task) for task in tasks]
                 trained = self.batch.train([member for member, *_ in begun], self.setup.seed)
             except Exception:  # noqa: BLE001 - whatever it is, it comes again where it belongs
-                return [None] * len(tasks)
+                return [None] if len(tasks) == 1 else [found for task in tasks for found in self._together([task])]
             return [(b, result, params_P) for b, (result, params_P) in zip(begun, trained, strict=True)]
         return [None] * len(tasks)
 

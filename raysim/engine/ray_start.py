@@ -2,10 +2,12 @@
 
 import contextlib
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Self
 
 from raysim.config import Resources
+from raysim.engine.pool import Pool
 from raysim.engine.session import Session, starts_here
 from raysim.interrupts import Signals
 
@@ -22,12 +24,15 @@ class RayStart:
         self._stack = contextlib.ExitStack()
         self._started: Future[Session] | None = None
 
-    def begin(self, resources: Resources) -> None:
-        """Start Ray and the workers in the background, if Ray is to be started here at all."""
+    def begin(self, resources: Resources, equip: Callable[[Pool], None]) -> None:
+        """Start Ray and the workers in the background, if Ray is to be started here at all.
+
+        equip: gives new workers, in that thread, what they need before anything else.
+        """
         if self._given is not None or not starts_here(resources):
             return
         self._started, over = Future(), threading.Event()
-        thread = threading.Thread(target=_hold, args=(resources, self._started, over), daemon=True)
+        thread = threading.Thread(target=_hold, args=(resources, equip, self._started, over), daemon=True)
         thread.start()
         self._stack.callback(thread.join)
         self._stack.callback(over.set)
@@ -48,15 +53,17 @@ class RayStart:
             self._stack.close()
 
 
-def _hold(resources: Resources, started: "Future[Session]", over: threading.Event) -> None:
-    """Open a session and its workers, and close it when `over` is set.
+def _hold(
+    resources: Resources, equip: Callable[[Pool], None], started: "Future[Session]", over: threading.Event
+) -> None:
+    """Open a session and its workers, equip these, and close it when `over` is set.
 
     One thread does both, and lives as long: the system ends Ray's processes with the thread that started them.
     """
     with contextlib.ExitStack() as stack:
         try:
             session = stack.enter_context(Session(resources))
-            session.pool(resources)
+            equip(session.pool(resources))
         except Exception as error:  # noqa: BLE001 - raised by `session`, in the thread that can act on it
             started.set_exception(error)
             return

@@ -30,6 +30,7 @@ _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no report to Ray's makers
     "RAY_task_events_report_interval_ms": "0",  # no record of every call ever made, which would grow with the run
     "RAY_enable_metrics_collection": "0",  # no measurements of Ray's own, which grow with time
+    "RAY_preload_python_modules": "torch",  # by worker processes as they start, before they know what they are for
 }
 _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 

@@ -36,7 +36,7 @@ from raysim.engine.ray_start import RayStart
 from raysim.interrupts import Interrupted, Signals
 try:
     with Signals() as signals, RayStart(signals) as start:
-        start.begin(Resources(workers=1))
+        start.begin(Resources(workers=1), lambda pool: None)
         start.session(Resources(workers=1))
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)

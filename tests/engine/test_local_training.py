@@ -14,6 +14,7 @@ from raysim.engine.messages import Failure, Plugin, WorkerSetup
 from raysim.engine.rounds import Round
 from raysim.errors import DivergenceError
 from raysim.records import ClientReport, ClientTask, ModelState, Partition, Split
+from raysim.stacked_batch import StackedBatch
 from raysim.update_options import Update
 
 Run = Callable[..., Result]
@@ -97,6 +98,43 @@ def test_clients_that_diverge_in_a_group_are_each_found_out():
     found = answers(training(lr=1e30))
     assert sorted(failure.client for failure in found.values()) == list(range(6))
     assert all(isinstance(f, Failure) and f.diverged and "training diverged" in f.cause for f in found.values())
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients are stacked here, too."""
+
+    def stacked(local: LocalTraining) -> StackedBatch | None:
+        return StackedBatch.of(local.model, local.algorithm, local.scale, local.setup.bf16, (1, 8, 8))
+
+    monkeypatch.setattr(LocalTraining, "_batch", stacked)
+
+
+CNN: tuple[str, dict[str, Any]] = ("cnn", {"width": 4, "hidden": 8})
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("bf16", [False, True])
+def test_stacked_clients_answer_the_same_whoever_they_are_dealt_out_with(bf16: bool):
+    together, local = answers(training(model=CNN, bf16=bf16)), training(model=CNN, bf16=bf16)
+    assert isinstance(local.batch, StackedBatch)
+    local.batch.groups = lambda sizes, _: [[i] for i in reversed(range(len(sizes)))]  # type: ignore[method-assign]
+    assert answers(local) == together
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_stacked_clients_answer_what_each_answers_alone_but_for_rounding():
+    stacked, alone = answers(training(model=CNN)), answers(training(model=CNN, client_batching=False))
+    for k in range(6):
+        assert stacked[k][:2] == alone[k][:2]
+        assert stacked[k][2:4] == pytest.approx(alone[k][2:4], rel=1e-5)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_client_that_fails_in_a_stack_is_named_alone_and_harms_nobody():
+    healthy, found = answers(training(model=CNN)), answers(training(model=CNN, wrong_label_of=2))
+    assert isinstance(found[2], Failure) and found[2].client == 2
+    assert all(found[k] == healthy[k] for k in range(6) if k != 2)
 
 
 @pytest.fixture

@@ -43,6 +43,10 @@ class Slow:
         self.note("ended")
 
 
+def equip(_: object) -> None:
+    steps.append(("equipped", threading.current_thread().name))
+
+
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Slow]]:
     steps.clear()
@@ -55,11 +59,11 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Slow]]:
 
 def test_the_driver_goes_on_while_ray_starts_and_one_thread_starts_and_ends_it(slow: type[Slow]):
     with RayStart(Signals()) as start:
-        start.begin(Resources())
+        start.begin(Resources(), equip)
         assert steps == []
         assert isinstance(start.session(Resources()), Slow)
-        assert [step for step, _ in steps] == ["started", "pool"]
-    assert [step for step, _ in steps] == ["started", "pool", "ended"]
+        assert [step for step, _ in steps] == ["started", "pool", "equipped"]
+    assert [step for step, _ in steps] == ["started", "pool", "equipped", "ended"]
     assert len({thread for _, thread in steps}) == 1 and steps[0][1] != threading.main_thread().name
 
 
@@ -72,9 +76,9 @@ def test_without_a_beginning_the_main_thread_starts_it_when_it_is_asked_for(slow
 
 def test_a_run_that_is_refused_meanwhile_waits_for_ray_and_ends_it(slow: type[Slow]):
     with pytest.raises(ValueError, match="refused"), RayStart(Signals()) as start:
-        start.begin(Resources())
+        start.begin(Resources(), equip)
         raise ValueError("refused")
-    assert [step for step, _ in steps] == ["started", "pool", "ended"]
+    assert [step for step, _ in steps] == ["started", "pool", "equipped", "ended"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -83,19 +87,19 @@ def test_a_signal_meanwhile_interrupts_the_driver_and_ray_is_ended_though_a_seco
 ):
     again = threading.Timer(0.1, os.kill, (os.getpid(), number))
     with pytest.raises(Interrupted, match=number.name), Signals() as signals, RayStart(signals) as start:
-        start.begin(Resources())
+        start.begin(Resources(), equip)
         again.start()
         os.kill(os.getpid(), number)
         start.session(Resources())
     again.join()
     assert signals.names == [number.name] * 2
-    assert [step for step, _ in steps] == ["started", "pool", "ended"]
+    assert [step for step, _ in steps] == ["started", "pool", "equipped", "ended"]
 
 
 def test_a_ray_that_does_not_start_is_reported_when_it_is_asked_for(slow: type[Slow], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Slow, "fails", True)
     with RayStart(Signals()) as start:
-        start.begin(Resources())
+        start.begin(Resources(), equip)
         with pytest.raises(RunError, match="no memory left"):
             start.session(Resources())
     assert steps == []
@@ -103,6 +107,6 @@ def test_a_ray_that_does_not_start_is_reported_when_it_is_asked_for(slow: type[S
 
 def test_a_session_that_is_given_is_used_and_stays_open(session: Session):
     with RayStart(Signals(), session) as start:
-        start.begin(Resources())
+        start.begin(Resources(), equip)
         assert start.session(Resources()) is session
     assert session.pool(Resources(workers=1)).members
