@@ -10,6 +10,7 @@ import click
 
 from raysim.errors import RunError, UserError
 from raysim.interrupts import Signals
+from raysim.tracking_process import mlflow_apart
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -46,9 +47,11 @@ def run(config: str, overrides: tuple[str, ...], resume: bool, address: tuple[st
     The last line of the output is the directory with everything that the run produced.
     """
     click.echo(f"raysim: reading {config}")  # before the imports, which take seconds
-    from raysim.runner import run as run_experiment
+    with mlflow_apart():
+        from raysim.runner import run as run_experiment
 
-    click.echo(run_experiment(config, (*overrides, *address), resume=resume).directory)
+        result = run_experiment(config, (*overrides, *address), resume=resume)
+    click.echo(result.directory)
 
 
 @commands.command()
@@ -113,9 +116,10 @@ def sweep(file: str, overrides: tuple[str, ...], address: tuple[str, ...]) -> No
     FILE is a YAML file with `base`, a configuration, and `grid`, lists of values for its keys; KEY=VALUE changes the
     base. What is finished is skipped when it is started again. The last line of the output is the directory of results.
     """
-    from raysim.sweep import sweep as run_sweep
+    with mlflow_apart():
+        from raysim.sweep import sweep as run_sweep
 
-    result = run_sweep(file, (*overrides, *address))
+        result = run_sweep(file, (*overrides, *address))
     click.echo(result.directory)
     result.check()
 

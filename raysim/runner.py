@@ -27,7 +27,8 @@ from raysim.run_directory import RunDirectory
 from raysim.run_quality import measure_run
 from raysim.server import Assessment, Server, ServerState
 from raysim.synthesis import synthesise
-from raysim.tracking import NullTracker, Status, Tracker, check_uri
+from raysim.tracking import NullTracker, Status, check_uri
+from raysim.tracking_process import start_tracker
 from raysim.user_code import blaming
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class _Run:
             directory.write_json("run.json", identity)
             if not earlier:
                 directory.write_clients(prepared.partition, prepared.quota_KC)
-            tracker = Tracker.start(
+            tracker = start_tracker(
                 config.tracking.uri, config.tracking.experiment, directory.path.name, config.resolved(),
                 {"config_hash": config.hash()}, identity["mlflow_run_id"] or None, directory.path,
             )

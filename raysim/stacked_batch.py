@@ -10,6 +10,7 @@ parameters differ by rounding.
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -44,16 +45,17 @@ class StackedBatch:
     ) -> "StackedBatch | None":
         """For a network without running statistics and dropout, under plain SGD, without augmentation; else None.
 
+        What is random or cannot be done for several networks at once fails the trial.
+
         image_shape: channels, height, width.
         """
         if type(algorithm) is not sgd or algorithm.batch_size > LARGEST_BATCH or scale.crop or scale.flip:
             return None
         width = min(MOST, MOST_PARAMETERS // max(1, len(model.params_P)))
-        drops = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in model.module.modules())
-        if width < LEAST or drops or len(model.buffers_F) or len(model.counters):
+        if width < LEAST or len(model.buffers_F) or len(model.counters):
             return None
-        batch = cls(model, algorithm, scale, bf16, width)
-        return batch if batch._independent(image_shape) else None
+        trial = cls(model, replace(algorithm, epochs=1, steps=None), scale, bf16, width)
+        return cls(model, algorithm, scale, bf16, width) if trial._independent(image_shape) else None
 
     def groups(self, sizes_K: Sequence[int], image_bytes: int) -> list[list[int]]:
         """Positions of clients with these numbers of samples, put together by size, the largest first."""

@@ -62,7 +62,7 @@ def _hold(
     """
     with contextlib.ExitStack() as stack:
         try:
-            session = stack.enter_context(Session(resources))
+            session = stack.enter_context(Session(resources, over.is_set))
             equip(session.pool(resources))
         except Exception as error:  # noqa: BLE001 - raised by `session`, in the thread that can act on it
             started.set_exception(error)

@@ -95,8 +95,10 @@ class Session:
     it is, for people.
     """
 
-    def __init__(self, resources: Resources) -> None:
+    def __init__(self, resources: Resources, unwanted: Callable[[], bool] = lambda: False) -> None:
+        """unwanted: whether a Ray that did not start need not be started again, asked in that case."""
         self.where = ""
+        self._unwanted = unwanted
         self._joined = True
         self._resources = resources
         self._stack = contextlib.ExitStack()
@@ -136,7 +138,7 @@ class Session:
                 try:
                     self._start_once(attempt_stack)
                 except Exception as error:
-                    if attempt < START_ATTEMPTS:
+                    if attempt < START_ATTEMPTS and not self._unwanted():
                         continue
                     raise RunError(
                         f"Ray did not start on this machine, tried {attempt} times: {str(error).splitlines()[0]}"

@@ -23,7 +23,7 @@ class Slow:
 
     fails = False
 
-    def __init__(self, _: Resources) -> None:
+    def __init__(self, *_: object) -> None:
         """Nothing to keep."""
 
     def note(self, step: str) -> None:
@@ -110,3 +110,21 @@ def test_a_session_that_is_given_is_used_and_stays_open(session: Session):
         start.begin(Resources(), equip)
         assert start.session(Resources()) is session
     assert session.pool(Resources(workers=1)).members
+
+
+@pytest.mark.parametrize(("unwanted", "tried"), [(False, 2), (True, 1)])
+def test_a_ray_that_does_not_start_is_tried_again_unless_the_run_is_over(
+    monkeypatch: pytest.MonkeyPatch, unwanted: bool, tried: int
+):
+    attempts: list[int] = []
+
+    def fail(*_: object) -> None:
+        attempts.append(1)
+        raise RuntimeError("its processes were ended")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(Session, "_start_once", fail)
+    monkeypatch.setattr("raysim.engine.session.ray.is_initialized", lambda: False)
+    with pytest.raises(RunError, match="its processes were ended"), Session(Resources(), lambda: unwanted):
+        pass
+    assert len(attempts) == tried
