@@ -7,7 +7,6 @@ shares counts once. Linux only.
 """
 
 import argparse
-import contextlib
 import json
 import subprocess
 import sys
@@ -21,14 +20,20 @@ MB = 1e6
 
 
 def snapshot(pid: int) -> dict[str, int]:
-    """PSS in bytes of a process and its descendants, by what they are."""
+    """PSS in bytes of a process and its descendants, by what they are.
+
+    Empty where one of them has ended meanwhile: what it shared would count in full for those that are read after it.
+    """
     found: dict[str, int] = defaultdict(int)
-    with contextlib.suppress(psutil.Error):
+    try:
         root = psutil.Process(pid)
         for process in [root, *root.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-                name = "driver" if process == root else role(process.cmdline())
-                found[name] += process.memory_full_info().pss
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            name = "driver" if process == root else role(process.cmdline())
+            found[name] += process.memory_full_info().pss
+    except psutil.Error:
+        return {}
     return dict(found)
 
 

@@ -10,7 +10,7 @@ import torch
 from raysim.flat_model import FlatModel, ImageScale
 from raysim.records import ByteArray, FloatArray, IntArray
 
-CHUNK = 100  # images at a time: small enough to stay in a core's cache; fixed, so that sharding cannot change a bit
+CHUNK = 50  # images at a time: small enough to stay in a core's cache; fixed, so that sharding cannot change a bit
 
 CLASSES_SHOWN = 100  # of more, one metric each would drown the others
 

@@ -209,6 +209,8 @@ class _Run:
             self.notes.append(f"{pool.lost} workers were lost and replaced; {again}")
         self.profile.seconds.update(server.seconds)
         self.profile.workers = pool.usage.workers()
+        if self.start.alone:
+            pool.close()  # what is left to do needs memory, but no worker
         return self._finish(state, synthetic)
 
     def _rounds(self, server: Server) -> ServerState:

@@ -139,8 +139,8 @@ def channel_statistics(images: ByteArray) -> tuple[tuple[float, ...], tuple[floa
     means, stds = [], []
     for channel in range(images.shape[1]):
         histogram = np.zeros(256, dtype=np.int64)
-        for start in range(0, len(images), 4096):
-            histogram += _byte_counts(images[start : start + 4096, channel].ravel())
+        for start in range(0, len(images), 256):
+            histogram += _byte_counts(images[start : start + 256, channel].ravel())
         pixels = max(int(histogram.sum()), 1)
         mean = float(histogram @ value_256) / pixels
         std = float(np.sqrt(histogram @ (value_256 - mean) ** 2 / pixels))

@@ -25,6 +25,7 @@ from raysim.records import FloatArray
 PARAM_BITS = 40
 BUFFER_BITS = 24
 MAX_WEIGHT = 4.0
+BLOCK = 1 << 17  # numbers that a CPU adds at a time: they stay in a core's cache
 
 
 def limit(bits: int) -> float:
@@ -62,13 +63,14 @@ class ExactSum:
     def __init__(self, size: int, bits: int, device: str = "cpu") -> None:
         self.bits = bits
         self.units = torch.zeros(size, dtype=torch.float64, device=device)
-        self._scratch = torch.empty_like(self.units)
+        self._block = max(1, min(size, BLOCK) if device == "cpu" else size)
+        self._scratch = self.units.new_empty(min(size, self._block))
 
     def add(self, values: Tensor, weight: float) -> None:
         """Add weight * values, rounded once to the grid; `values` must have passed `within`."""
-        if not len(self.units):
-            return
-        self.units.add_(self._scratch.copy_(values).mul_(weight * 2.0**self.bits).round_())
+        for units, part in zip(self.units.split(self._block), values.split(self._block), strict=True):
+            scaled = self._scratch[: len(part)].copy_(part).mul_(weight * 2.0**self.bits)
+            units.add_(scaled.round_())
 
 
 class UpdateSums:
