@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.courses import Course, Member
+from raysim.courses import Course, Member, packed
 from raysim.dense import DenseGradient
 from raysim.dense_stack import ALIGNED, LEAST_PRODUCT, DenseStack
 from raysim.flat_model import FlatModel, ImageScale
@@ -74,16 +74,12 @@ class ClientBatch:
         that is not full is taken alone.
         """
         few = 2 * self.algorithm.batch_size
-        groups: list[list[int]] = []
         by_size = sorted(range(len(sizes_K)), key=lambda i: -sizes_K[i])
-        for _, alike in groupby(by_size, key=lambda i: min(sizes_K[i], few)):
-            places = list(alike)
-            while places:
-                count = min(self.most, len(places), MOST_IMAGE_BYTES // (image_bytes * max(1, sizes_K[places[0]])))
-                count = count if count >= LEAST else 1
-                groups.append(places[:count])
-                places = places[count:]
-        return groups
+        return [
+            group
+            for _, alike in groupby(by_size, key=lambda i: min(sizes_K[i], few))
+            for group in packed(list(alike), sizes_K, image_bytes, self.most, MOST_IMAGE_BYTES, LEAST)
+        ]
 
     @torch.no_grad()
     def train(self, members: Sequence[Member], seed: int) -> list[tuple[LocalResult, Tensor]]:

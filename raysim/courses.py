@@ -1,5 +1,6 @@
 """What the clients of a group go through: the batches of each, epoch by epoch, and what came of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -52,3 +53,20 @@ class Course:
         sizes = torch.tensor([len(rows) for rows in self.epochs[-1]], device=self.losses[0].device)
         loss = float(torch.stack(self.losses).mul_(sizes).sum(dtype=torch.float64)) / int(sizes.sum())
         return LocalResult(loss, self.steps, seconds, None)
+
+
+def packed(
+    places: Sequence[int], sizes_K: Sequence[int], image_bytes: int, most: int, most_bytes: int, least: int = 1
+) -> list[list[int]]:
+    """Positions of clients, given the largest first, in groups of at most `most` clients and `most_bytes` of images.
+
+    Those of a group that would have fewer than `least` are each alone.
+    """
+    groups: list[list[int]] = []
+    left = list(places)
+    while left:
+        count = min(most, len(left), most_bytes // (image_bytes * max(1, sizes_K[left[0]])))
+        count = count if count >= least else 1
+        groups.append(left[:count])
+        left = left[count:]
+    return groups

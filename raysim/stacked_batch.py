@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from raysim.courses import Course, Member
+from raysim.courses import Course, Member, packed
 from raysim.flat_model import FlatModel, ImageScale
 from raysim.local.sgd import sgd
 from raysim.records import Float32Array, IntArray
@@ -59,14 +59,8 @@ class StackedBatch:
 
     def groups(self, sizes_K: Sequence[int], image_bytes: int) -> list[list[int]]:
         """Positions of clients with these numbers of samples, put together by size, the largest first."""
-        places = sorted(range(len(sizes_K)), key=lambda i: -sizes_K[i])
-        groups: list[list[int]] = []
-        while places:
-            fitting = MOST_IMAGE_BYTES // (image_bytes * max(1, sizes_K[places[0]]))
-            count = max(1, min(self.width, fitting))
-            groups.append(places[:count])
-            places = places[count:]
-        return groups
+        by_size = sorted(range(len(sizes_K)), key=lambda i: -sizes_K[i])
+        return packed(by_size, sizes_K, image_bytes, self.width, MOST_IMAGE_BYTES)
 
     @torch.no_grad()
     def train(self, members: Sequence[Member], seed: int) -> list[tuple[LocalResult, Tensor]]:
