@@ -107,7 +107,7 @@ class _Run:
                 directory.write_clients(prepared.partition, prepared.quota_KC)
             tracker = start_tracker(
                 config.tracking.uri, config.tracking.experiment, directory.path.name, config.resolved(),
-                {"config_hash": config.hash()}, identity["mlflow_run_id"] or None, directory.path,
+                {"config_hash": config.hash()}, identity["mlflow_run_id"] if earlier else None, directory.path,
             )
         except (UserError, KeyboardInterrupt):
             if not earlier:  # or the next --resume would find this run in place of one that did something

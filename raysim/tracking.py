@@ -98,7 +98,7 @@ class Tracker(NullTracker):
         resume_run_id: str | None,
         directory: Path,
     ) -> NullTracker:
-        """Open the store and start a run, or set the run `resume_run_id` back to RUNNING.
+        """Open the store and start a run, or set the run `resume_run_id` back to RUNNING; empty: the one of this name.
 
         params: the nested, resolved configuration, logged flattened, and in full as the artifact config.yaml.
         directory: where the run's own files are, named in `problems`.  Returns a NullTracker for the address "none".

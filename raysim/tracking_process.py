@@ -134,6 +134,9 @@ def serve(pipe: Connection) -> None:
         except EOFError:
             return
         error = None
+        if method == "start" and pipe.poll():  # the end, or a last question: nobody waits for a run to begin any more
+            tracker = NullTracker()
+            continue
         try:
             if method == "start":
                 tracker = Tracker.start(*arguments)

@@ -37,7 +37,10 @@ def load_mlflow() -> tuple[type[Exception], ...]:
 
 @dataclass(frozen=True)
 class Opening:
-    """What it takes to begin a run in a store, or to go on with the run `resume_run_id`."""
+    """What it takes to begin a run in a store, or to go on with the run `resume_run_id`.
+
+    An empty one: whoever began the run died before its id was on record, so it is found by its name, if it is there.
+    """
 
     address: str
     experiment: str
@@ -51,12 +54,23 @@ class Opening:
         import mlflow
 
         client = mlflow.MlflowClient(tracking_uri=self.address)
-        old = _find_run(client, self.resume_run_id) if self.resume_run_id else None
+        old = None
+        if self.resume_run_id is not None:
+            find = _find_run if self.resume_run_id else self._find_by_name
+            old = find(client, self.resume_run_id)
         if old is not None:
             client.update_run(old.info.run_id, status="RUNNING")
             return client, old, True
         experiment = _experiment(client, self.experiment, self.address)
         return client, client.create_run(experiment, run_name=self.run_name), False
+
+
+    def _find_by_name(self, client: Any, _: str) -> Any | None:
+        experiment = client.get_experiment_by_name(self.experiment)
+        if experiment is None:
+            return None
+        wanted = f'attributes.run_name = "{self.run_name}"'
+        return next(iter(client.search_runs([experiment.experiment_id], wanted, max_results=1)), None)
 
 
 def _find_run(client: Any, run_id: str) -> Any | None:

@@ -87,6 +87,7 @@ def test_a_start_that_is_interrupted_leaves_a_run_that_says_so(tmp_path: Path, m
 
     def interrupted(*question: Any) -> None:
         process._pipe.send(question)
+        process._pipe.poll(0.3)  # until it is at work
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -96,6 +97,30 @@ def test_a_start_that_is_interrupted_leaves_a_run_that_says_so(tmp_path: Path, m
     process._pipe.recv(), process._pipe.recv()
     (run,) = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db").search_runs(["1"])
     assert (run.info.status, run.data.tags["message"]) == ("KILLED", "interrupted")
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_start_that_nobody_waits_for_any_more_begins_no_run(tmp_path: Path):
+    """As when the driver is killed while MLflow is still being loaded."""
+    process, child = tracking_process._current, the_process()
+    assert process is not None
+    child.suspend()
+    process._pipe.send(("start", f"sqlite:///{tmp_path}/mlflow.db", "tests", "a run", {}, {}, None, tmp_path))
+    process.tell("finish", "KILLED", "interrupted")
+    child.resume()
+    assert process._pipe.recv()[1:] == ("", "none", [])
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_a_run_whose_id_was_never_put_on_record_is_found_by_its_name(tmp_path: Path):
+    """The driver died between the two."""
+    first, other = begin(tmp_path), begin(tmp_path)
+    other.finish("FINISHED")
+    mlflow.MlflowClient(tracking_uri=first.uri).update_run(other.run_id, name="another")
+    again = begin(tmp_path, resume="")
+    again.finish("FINISHED")
+    assert again.run_id == first.run_id != other.run_id
+    assert begin(tmp_path / "elsewhere", resume="").run_id not in ("", first.run_id)
 
 
 def test_the_run_goes_on_where_the_process_is_killed(tmp_path: Path):
