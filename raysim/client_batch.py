@@ -40,7 +40,7 @@ _Losses = dict[int, list[Tensor]]
 class ClientBatch:
     """Trains groups of clients with plain SGD; `of` says for which models and settings."""
 
-    least = 2  # clients: one alone has the same bits outside
+    least = LEAST  # clients of a group: fewer have the same bits outside
 
     def __init__(self, dense: DenseGradient, model: FlatModel, algorithm: sgd, scale: ImageScale) -> None:
         self.dense, self.model, self.algorithm, self.scale = dense, model, algorithm, scale

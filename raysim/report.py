@@ -71,7 +71,9 @@ def _sweep(folder: Path, against: str | None, display: Display) -> list[Path]:
     axis, label = _reference(finished, against)
     display.line((folder / "table.txt").read_text(encoding="utf-8"))
     asked = folder / "sweep.json"
-    if asked.is_file() and (left := json.loads(asked.read_text(encoding="utf-8"))["runs"] - len(finished)):
+    with _readable(asked):
+        left = json.loads(asked.read_text(encoding="utf-8"))["runs"] - len(finished) if asked.is_file() else 0
+    if left:
         display.line(f"note: {left} of {left + len(finished)} runs have not finished; `raysim sweep` goes on with them")
     if axis is not None:
         table = paired_differences(finished, axis, label)

@@ -176,7 +176,7 @@ class _Run:
                 pool = session.pool(self.config.resources, self.display.line)
             self.display.line(f"{session.where}; {pool.placement}")
             with blaming(named(self.config), RunError):
-                return self._phases(pool)
+                return self._phases(session, pool)
         except BaseException as error:
             cause = cause_of(error)
             self._end(cause)
@@ -186,7 +186,7 @@ class _Run:
                 raise cause from error
             raise
 
-    def _phases(self, pool: "Pool") -> Result:
+    def _phases(self, session: Session, pool: "Pool") -> Result:
         config, parts = self.config, self.parts
         self.equipment.give(pool)
         prepared = self.prepared = replace(self.prepared, split=self.equipment.split)
@@ -210,7 +210,7 @@ class _Run:
         self.profile.seconds.update(server.seconds)
         self.profile.workers = pool.usage.workers()
         if self.start.alone:
-            pool.close()  # what is left to do needs memory, but no worker
+            session.discard_pool()  # what is left to do needs memory, but no worker
         return self._finish(state, synthetic)
 
     def _rounds(self, server: Server) -> ServerState:

@@ -9,7 +9,6 @@ parameters differ by rounding.
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -23,8 +22,7 @@ from raysim.local.sgd import sgd
 from raysim.records import Float32Array, IntArray
 from raysim.training import ClientData, Job, LocalResult
 
-MOST = 32  # clients at a time
-LEAST = 8
+LEAST, MOST = 8, 32  # clients that there must be room for, and that are trained, at a time
 MOST_PARAMETERS = 64_000_000  # of a group's clients together, for each of parameters, gradients and momentum
 LARGEST_BATCH = 256  # samples of one client in a step: larger batches keep a GPU busy on their own
 MOST_IMAGE_BYTES = 1 << 30  # of a group's clients together
@@ -33,7 +31,7 @@ MOST_IMAGE_BYTES = 1 << 30  # of a group's clients together
 class StackedBatch:
     """Trains groups of clients with plain SGD; `of` says for which models and settings."""
 
-    least = 1  # clients: one alone takes the same steps, or its result would depend on whom it was dealt out with
+    least = 1  # clients of a group: one alone is filled up, too, or it would matter whom it is dealt out with
 
     def __init__(self, model: FlatModel, algorithm: sgd, scale: ImageScale, bf16: bool, width: int) -> None:
         self.model, self.algorithm, self.scale, self.bf16, self.width = model, algorithm, scale, bf16, width
@@ -45,9 +43,8 @@ class StackedBatch:
     ) -> "StackedBatch | None":
         """For a network without running statistics and dropout, under plain SGD, without augmentation; else None.
 
-        What is random or cannot be done for several networks at once fails the trial.
-
-        image_shape: channels, height, width.
+        What is random, or cannot be done for several networks at once, fails the trial.  image_shape: channels, height,
+        width.
         """
         if type(algorithm) is not sgd or algorithm.batch_size > LARGEST_BATCH or scale.crop or scale.flip:
             return None
@@ -90,12 +87,13 @@ class StackedBatch:
         index_TGB, weight_TGB = (torch.from_numpy(a).to(device) for a in self._batches(members, courses))
         params_GP = start_P.repeat(self.width, 1)
         velocity_GP = torch.zeros_like(params_GP) if self.algorithm.momentum else params_GP
-        losses: list[Tensor] = []
+        steps_G, losses = [course.steps for course in courses], []
         for t, (index_GB, weight_GB) in enumerate(zip(index_TGB, weight_TGB, strict=True)):
             x = self.scale(images[index_GB.flatten()], channels_last=False).unflatten(0, index_GB.shape)
             gradient_GP, loss_G = self._gradient(params_GP, x, labels_N[index_GB], weight_GB)
-            there = sum(course.steps > t for course in courses)
-            self._descend(params_GP[:there], gradient_GP[:there], velocity_GP[:there], members[0].job.lr)
+            there = sum(steps > t for steps in steps_G)
+            self.algorithm.clip_norm(gradient_GP[:there])
+            self.algorithm.descend(params_GP[:there], gradient_GP[:there], velocity_GP[:there], members[0].job.lr)
             losses.append(loss_G)
         return params_GP, torch.stack(losses).cpu()  # read once: reading waits for everything before it
 
@@ -113,16 +111,10 @@ class StackedBatch:
 
     def _loss(self, params_P: Tensor, x: Tensor, labels_B: Tensor, weight_B: Tensor) -> Tensor:
         """Weighted cross-entropy of one client's batch."""
-        with torch.autocast(x.device.type, torch.bfloat16) if self.bf16 else nullcontext():
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
             logits = functional_call(self.model.module, self.model.named_views(params_P), (x,))
             loss_B = nn.functional.cross_entropy(logits, labels_B, reduction="none")
         return (loss_B * weight_B).sum()
-
-    def _descend(self, params_GP: Tensor, gradient_GP: Tensor, velocity_GP: Tensor, lr: float) -> None:
-        if self.algorithm.clip is not None:
-            norm_G1 = gradient_GP.norm(dim=1, keepdim=True)
-            gradient_GP.mul_((self.algorithm.clip / (norm_G1 + 1e-6)).clamp(max=1.0))
-        self.algorithm.descend(params_GP, gradient_GP, velocity_GP, lr)
 
     def _independent(self, image_shape: tuple[int, int, int]) -> bool:
         """Whether a client has the same bits alone and as the last of a full group; tried out, on this machine."""

@@ -39,6 +39,7 @@ class _Process:
     """The process, and the way to it.  Signals that a terminal sends do not reach it; it ends with the driver."""
 
     def __init__(self) -> None:
+        self._asked = False
         self._pipe, theirs = Pipe()
         with theirs:
             command = [sys.executable, "-m", "raysim.tracking_process", str(theirs.fileno())]
@@ -48,6 +49,7 @@ class _Process:
 
     def ask(self, *question: Any) -> Any:
         """Its answer.  Raises EOFError or OSError where there is nobody to answer."""
+        self._asked = True
         self._pipe.send(question)
         return self._pipe.recv()
 
@@ -57,8 +59,10 @@ class _Process:
             self._pipe.send(question)
 
     def end(self) -> None:
-        """Let it end, after what it was told last."""
+        """Let it end, after what it was told last; at once if it was never asked: it may still be loading MLflow."""
         self._pipe.close()
+        if not self._asked:
+            self._process.kill()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -133,10 +137,10 @@ def serve(pipe: Connection) -> None:
             method, *arguments = pipe.recv()
         except EOFError:
             return
-        error = None
         if method == "start" and pipe.poll():  # the end, or a last question: nobody waits for a run to begin any more
             tracker = NullTracker()
             continue
+        error = None
         try:
             if method == "start":
                 tracker = Tracker.start(*arguments)

@@ -56,16 +56,14 @@ class Opening:
         client = mlflow.MlflowClient(tracking_uri=self.address)
         old = None
         if self.resume_run_id is not None:
-            find = _find_run if self.resume_run_id else self._find_by_name
-            old = find(client, self.resume_run_id)
+            old = _find_run(client, self.resume_run_id) if self.resume_run_id else self._find_by_name(client)
         if old is not None:
             client.update_run(old.info.run_id, status="RUNNING")
             return client, old, True
         experiment = _experiment(client, self.experiment, self.address)
         return client, client.create_run(experiment, run_name=self.run_name), False
 
-
-    def _find_by_name(self, client: Any, _: str) -> Any | None:
+    def _find_by_name(self, client: Any) -> Any | None:
         experiment = client.get_experiment_by_name(self.experiment)
         if experiment is None:
             return None

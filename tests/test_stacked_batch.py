@@ -25,10 +25,10 @@ def network(name: str = "cnn", **keys: Any) -> FlatModel:
     return FlatModel(getattr(models, name)(SHAPE[0], SHAPE[1:], 5, **keys))
 
 
-def clients(model: FlatModel, sizes: list[int], lr: float = 0.05) -> list[Member]:
+def clients(model: FlatModel, sizes: list[int]) -> list[Member]:
     draw, start_P = np.random.default_rng(1), model.params_P.detach().clone()
     datas = [ClientData(draw.integers(0, 256, (n, *SHAPE), np.uint8), draw.integers(0, 5, n), n) for n in sizes]
-    return [Member(Job(model, start_P, lr, 3, k, len(d.labels_N)), d) for k, d in enumerate(datas)]
+    return [Member(Job(model, start_P, 0.05, 3, k, len(d.labels_N)), d) for k, d in enumerate(datas)]
 
 
 Outcome = tuple[LocalResult, torch.Tensor]
@@ -95,15 +95,15 @@ def test_in_bf16_the_loss_is_that_of_autocast():
 
 
 def test_a_clients_bits_do_not_depend_on_the_others():
-    """Alone, in another order, and beside a client that diverges."""
+    """Alone, in another order, and beside one whose images are others."""
     model, local = network(width=4, hidden=16), sgd(batch_size=8, epochs=2)
     batch = StackedBatch.of(model, local, SCALE, False, SHAPE)
     assert batch is not None
     members = clients(model, SIZES)
     expected = batch.train(members, 1)
     members[2].data.images[:] = 0
-    wild = Member(Job(model, members[2].job.start_P, 0.05, 3, 2, 40), members[2].data)
-    shuffled = [members[5], wild, members[0]]
+    other = Member(Job(model, members[2].job.start_P, 0.05, 3, 2, 40), members[2].data)
+    shuffled = [members[5], other, members[0]]
     for (result, params_P), k in zip(batch.train(shuffled, 1), (5, 2, 0), strict=True):
         if k != 2:
             assert result.loss == expected[k][0].loss

@@ -25,7 +25,7 @@ from raysim.records import FloatArray
 PARAM_BITS = 40
 BUFFER_BITS = 24
 MAX_WEIGHT = 4.0
-BLOCK = 1 << 17  # numbers that a CPU adds at a time: they stay in a core's cache
+BLOCK = 1 << 17  # numbers that a CPU adds at a time: scratch for all of them would double the memory of a sum
 
 
 def limit(bits: int) -> float:
@@ -63,7 +63,7 @@ class ExactSum:
     def __init__(self, size: int, bits: int, device: str = "cpu") -> None:
         self.bits = bits
         self.units = torch.zeros(size, dtype=torch.float64, device=device)
-        self._block = max(1, min(size, BLOCK) if device == "cpu" else size)
+        self._block = BLOCK if device == "cpu" else max(1, size)
         self._scratch = self.units.new_empty(min(size, self._block))
 
     def add(self, values: Tensor, weight: float) -> None:

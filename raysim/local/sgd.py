@@ -65,10 +65,13 @@ class sgd:
         """Change the gradient in place, after `backward` and before the step."""
 
     def clip_gradient(self, job: "Job") -> None:
-        """Scale the gradient down to the norm `clip`, with PyTorch's definition."""
+        """Scale the gradient down to the norm `clip`."""
+        self.clip_norm(job.model.grad_P)
+
+    def clip_norm(self, grad: "Tensor") -> None:
+        """Scale each gradient, the last dimension of a tensor, down to the norm `clip`, with PyTorch's definition."""
         if self.clip is not None:
-            grad_P = job.model.grad_P
-            grad_P.mul_((self.clip / (grad_P.norm() + 1e-6)).clamp(max=1.0))
+            grad.mul_((self.clip / (grad.norm(dim=-1, keepdim=True) + 1e-6)).clamp(max=1.0))
 
     def step(self, job: "Job") -> None:
         """One SGD step on the flat parameters."""
