@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from raysim import models
-from raysim.client_batch import ClientBatch, Member
-from raysim.flat_model import FlatModel, ImageScale
+from raysim.local.batched.on_cpu import ClientBatch, Member
+from raysim.local.loop import ClientData, Job, train_client
 from raysim.local.sgd import sgd
-from raysim.training import ClientData, Job, train_client
+from raysim.models import architectures
+from raysim.models.flat_model import FlatModel, ImageScale
 
 CLIENTS, BATCH, CLASSES, LR = 48, 10, 10, 0.01
 CASES: list[tuple[str, tuple[int, int, int], Callable[..., Any]]] = [
-    ("linear", (1, 28, 28), models.linear),
-    ("linear", (3, 32, 32), models.linear),
-    ("mlp 64", (1, 8, 8), partial(models.mlp, hidden=[64])),
-    ("mlp 100", (1, 28, 28), partial(models.mlp, hidden=[100])),
+    ("linear", (1, 28, 28), architectures.linear),
+    ("linear", (3, 32, 32), architectures.linear),
+    ("mlp 64", (1, 8, 8), partial(architectures.mlp, hidden=[64])),
+    ("mlp 100", (1, 28, 28), partial(architectures.mlp, hidden=[100])),
 ]
 Trained = dict[int, tuple[float, torch.Tensor]]
 """(loss, update) by client."""

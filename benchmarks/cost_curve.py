@@ -23,8 +23,8 @@ import numpy as np
 import psutil
 from harness import opened, round_seconds
 
-from raysim.config import load_config
-from raysim.server import Server, cohort
+from raysim.config.schema import load_config
+from raysim.federation.server import Server, cohort
 
 ROOT = Path(__file__).resolve().parent.parent
 Rows = list[dict[str, float]]

@@ -91,12 +91,12 @@ def phase_rate(options: dict[str, Any], workers: int, batch: int) -> Rate:
     """Phase 1, with the cache, in a Ray of its own; everything is imported before the clock runs."""
     import numpy as np
 
-    from raysim.config import Resources
+    from raysim.config.schema import Resources
     from raysim.data.datasets import digits
-    from raysim.display import Display
     from raysim.engine.messages import Plugin
     from raysim.engine.session import Session
-    from raysim.synthesis import synthesise
+    from raysim.federation.synthesis import synthesise
+    from raysim.ui.display import Display
 
     split = digits() if options["data"] is None else _parquet(options["data"])
     keys = {"weights": options["weights"], "steps": options["steps"], "guidance": options["guidance"]}
@@ -118,11 +118,11 @@ def phase_rate(options: dict[str, Any], workers: int, batch: int) -> Rate:
 
 def _setup(split: Any) -> tuple[Any, Any, Any]:
     """What workers are configured with; the model and the clients are of no account here."""
-    from raysim.aggregation import fedavg
-    from raysim.assemble import worker_setup
-    from raysim.config import load_config
-    from raysim.engine.store import put
-    from raysim.prepare import make_partition
+    from raysim.aggregation.rules import fedavg
+    from raysim.config.schema import load_config
+    from raysim.engine.object_store import put
+    from raysim.lifecycle.build import worker_setup
+    from raysim.lifecycle.prepare import make_partition
 
     config = load_config({"rounds": 1, "data": {"name": "digits"}, "partition": {"name": "iid", "clients": 2}})
     return worker_setup(config, fedavg()), put(split), put(make_partition(config, split))
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--guidance", type=float, default=1.0)
     options = vars(parser.parse_args())
-    from raysim.generators.folder import find_folder
+    from raysim.generation.weights_folder import find_folder
 
     options["folder"] = str(find_folder(options["weights"]))
     workers = options.pop("workers")

@@ -41,18 +41,18 @@ def make_model(name: str, device: str) -> Any:
     """A raysim network for the benchmark's images, flat, on the device."""
     import torch
 
-    from raysim import models
-    from raysim.flat_model import FlatModel
+    from raysim.models import architectures
+    from raysim.models.flat_model import FlatModel
 
     torch.manual_seed(0)
-    return FlatModel(getattr(models, name)(SHAPE[0], SHAPE[1:], CLASSES), device)
+    return FlatModel(getattr(architectures, name)(SHAPE[0], SHAPE[1:], CLASSES), device)
 
 
 def make_clients(count: int) -> list[Any]:
     """The data of so many clients."""
     import numpy as np
 
-    from raysim.training import ClientData
+    from raysim.local.loop import ClientData
 
     draw = np.random.default_rng(0)
     return [
@@ -63,9 +63,9 @@ def make_clients(count: int) -> list[Any]:
 
 def trainer(name: str, precision: str, device: str) -> Callable[[], int]:
     """Trains the next of 20 clients and says how many images that were."""
-    from raysim.flat_model import ImageScale
+    from raysim.local.loop import Job, train_client
     from raysim.local.sgd import sgd
-    from raysim.training import Job, train_client
+    from raysim.models.flat_model import ImageScale
 
     model, local, scale = make_model(name, device), sgd(batch_size=BATCH, lr=0.01), ImageScale((0.5,) * 3, (0.25,) * 3)
     start, clients = model.snapshot(), make_clients(CLIENTS)
@@ -84,11 +84,11 @@ def trainer(name: str, precision: str, device: str) -> Callable[[], int]:
 
 def together(name: str, precision: str, device: str, count: int, seconds: float) -> float:
     """Images a second of one process that trains so many clients at once."""
-    from raysim.courses import Member
-    from raysim.flat_model import ImageScale
+    from raysim.local.batched.on_gpu import StackedBatch
+    from raysim.local.batched.schedule import Member
+    from raysim.local.loop import Job
     from raysim.local.sgd import sgd
-    from raysim.stacked_batch import StackedBatch
-    from raysim.training import Job
+    from raysim.models.flat_model import ImageScale
 
     model, scale = make_model(name, device), ImageScale((0.5,) * 3, (0.25,) * 3)
     batch = StackedBatch(model, sgd(batch_size=BATCH, lr=0.01), scale, precision == "bf16", count)
@@ -133,8 +133,8 @@ def evaluation(name: str, device: str, seconds: float) -> float:
     """Test images a second of one process."""
     import numpy as np
 
-    from raysim.evaluation import chunks, evaluate_chunks
-    from raysim.flat_model import ImageScale
+    from raysim.evaluation.accuracy import chunks, evaluate_chunks
+    from raysim.models.flat_model import ImageScale
 
     images = np.random.default_rng(0).integers(0, 256, (1000, *SHAPE), np.uint8)
     labels_N, model, scale = np.arange(1000) % CLASSES, make_model(name, device), ImageScale((0.5,) * 3, (0.25,) * 3)
@@ -152,7 +152,7 @@ def sampling(device: str, batch: int, precision: str, seconds: float) -> float:
     import numpy as np
 
     from raysim.data.datasets import digits
-    from raysim.generators.ddpm import ddpm
+    from raysim.generation.ddpm import ddpm
 
     generator = ddpm(digits(), device, batch_size=batch, precision=precision)  # type: ignore[arg-type]
 

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from raysim.config import Config
-from raysim.server import Server, ServerState
+from raysim.config.schema import Config
+from raysim.federation.server import Server, ServerState
 
 
 @contextmanager
@@ -15,12 +15,12 @@ def opened(config: Config, kind: type[Server] = Server) -> Iterator[tuple[Server
 
     The server's workers have torch loaded and the data at hand.  kind: a class with participants of its own.
     """
-    from raysim.assemble import build_parts, worker_setup
-    from raysim.assessment import Assessment
+    from raysim.core.records import Synthetic
+    from raysim.engine.object_store import put, share
     from raysim.engine.session import Session
-    from raysim.engine.store import put, share
-    from raysim.prepare import prepare
-    from raysim.records import Synthetic
+    from raysim.federation.evaluator import Assessment
+    from raysim.lifecycle.build import build_parts, worker_setup
+    from raysim.lifecycle.prepare import prepare
 
     prepared = prepare(config)
     parts = build_parts(config, prepared)
@@ -31,7 +31,7 @@ def opened(config: Config, kind: type[Server] = Server) -> Iterator[tuple[Server
         pool.configure(worker_setup(config, parts.rule), split_ref, put(prepared.partition))
         server = kind(
             config, pool, prepared.partition, Synthetic(prepared.quota_KC, {}, ""), parts.algorithm, parts.rule,
-            parts.optimiser, Assessment.of(config, pool, prepared),
+            parts.optimiser, Assessment.of(config, pool, prepared.partition, prepared.split),
         )
         yield server, server.initial(parts.model.state()), parts.model
 

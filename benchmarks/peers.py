@@ -21,7 +21,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's workers would otherwi
 
 import numpy as np  # noqa: E402
 
-from raysim.records import IntArray, Partition, Split  # noqa: E402
+from raysim.core.records import IntArray, Partition, Split  # noqa: E402
 
 WORKLOADS: dict[str, dict[str, Any]] = {
     "W1": {"model": "cnn", "part": "w1", "rounds": 20, "batch_size": 32, "lr": 0.05, "evaluate_every": 5},
@@ -86,8 +86,8 @@ def run(workload: dict[str, Any], folder: str, precision: str, workers: int) -> 
     """(seconds of start-up, times) of a workload."""
     from harness import opened
 
-    from raysim.config import load_config
-    from raysim.server import Server
+    from raysim.config.schema import load_config
+    from raysim.federation.server import Server
 
     with np.load(Path(folder) / "partitions.npz") as arrays:
         cohorts = arrays[f"{workload['part']}_cohorts"]
@@ -118,11 +118,11 @@ def _initialise(model: Any, name: str) -> None:
     """The initial parameters of the other drivers: torch's own, layer by layer, from seed 0."""
     import torch
 
-    from raysim import models
-    from raysim.flat_model import FlatModel
+    from raysim.models import architectures
+    from raysim.models.flat_model import FlatModel
 
     torch.manual_seed(0)
-    model.load(FlatModel(getattr(models, name)(3, (32, 32), 10)).state())
+    model.load(FlatModel(getattr(architectures, name)(3, (32, 32), 10)).state())
 
 
 def main() -> None:

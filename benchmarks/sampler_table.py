@@ -1,9 +1,9 @@
 """Which sampler, step count and guidance give the best images for their cost: a table for one weights folder.
 
-For each cell, the same labels and seeds are sampled on one CPU core; the images are then measured by `raysim.quality`:
-accuracy on real test images of a classifier trained on them alone, and the share whose class a classifier trained on as
-many real images recognises. Rows are appended to a CSV file as they are done, and rows that are there are not done
-again, so a long table can be made in pieces.
+For each cell, the same labels and seeds are sampled on one CPU core; the images are then measured by
+`raysim.generation.quality`: accuracy on real test images of a classifier trained on them alone, and the share whose
+class a classifier trained on as many real images recognises. Rows are appended to a CSV file as they are done, and rows
+that are there are not done again, so a long table can be made in pieces.
 
     python benchmarks/sampler_table.py --out table.csv [--weights digits] [--data FOLDER] [--images 1000]
         [--cells ddim/20/1.5,unipc/10/2] [--seeds 0,1,2]
@@ -30,9 +30,9 @@ def measure_cell(split: Any, weights: str, cell: str, images: int, seed: int) ->
     """One row of the table."""
     import numpy as np
 
-    from raysim import rng
-    from raysim.generators.ddpm import ddpm
-    from raysim.quality import measure
+    from raysim.core import rng
+    from raysim.generation.ddpm import ddpm
+    from raysim.generation.quality import measure
 
     sampler, steps, guidance = cell.split("/")
     generator = ddpm(split, "cpu", weights=weights, sampler=sampler, steps=int(steps), guidance=float(guidance))
@@ -98,7 +98,7 @@ def main() -> None:
 
     from raysim.data.datasets import digits
     from raysim.data.files import parquet
-    from raysim.generators.folder import find_folder, read_unet
+    from raysim.generation.weights_folder import find_folder, read_unet
 
     torch.set_num_threads(1)
     weights_sha256 = read_unet(find_folder(options.weights))[1][:12]

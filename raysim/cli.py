@@ -8,9 +8,9 @@ from typing import NoReturn
 
 import click
 
-from raysim.errors import RunError, UserError
-from raysim.interrupts import Signals
-from raysim.tracking_process import mlflow_apart
+from raysim.core.errors import RunError, UserError
+from raysim.core.signals import Signals
+from raysim.tracking.process import mlflow_apart
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -48,7 +48,7 @@ def run(config: str, overrides: tuple[str, ...], resume: bool, address: tuple[st
     """
     click.echo(f"raysim: reading {config}")  # before the imports, which take seconds
     with mlflow_apart():
-        from raysim.runner import run as run_experiment
+        from raysim.lifecycle.runner import run as run_experiment
 
         result = run_experiment(config, (*overrides, *address), resume=resume)
     click.echo(result.directory)
@@ -62,7 +62,7 @@ def pretrain(config: str, overrides: tuple[str, ...]) -> None:
 
     CONFIG is a YAML file such as experiments/generators/digits.yaml. An interrupted training goes on where it stopped.
     """
-    from raysim.pretraining import pretrain as pretrain_generator
+    from raysim.commands.pretrain import pretrain as pretrain_generator
 
     click.echo(pretrain_generator(config, overrides))
 
@@ -85,11 +85,11 @@ def plan(
 
     CONFIG is a YAML file, KEY=VALUE as for `run`. experiments/cifar10_counts.yaml needs no data set, only label counts.
     """
-    from raysim.data.index_file import check_target, make_folder
-    from raysim.data.index_file import save_partition as save
-    from raysim.plan_table import print_json, print_plan
-    from raysim.planning import draw
-    from raysim.planning import plan as make_plan
+    from raysim.commands.plan.plan import draw
+    from raysim.commands.plan.plan import plan as make_plan
+    from raysim.commands.plan.table import print_json, print_plan
+    from raysim.data.partition_file import check_target, make_folder
+    from raysim.data.partition_file import save_partition as save
 
     if figures is not None:
         make_folder(Path(figures).expanduser(), "--figures")
@@ -117,7 +117,7 @@ def sweep(file: str, overrides: tuple[str, ...], address: tuple[str, ...]) -> No
     base. What is finished is skipped when it is started again. The last line of the output is the directory of results.
     """
     with mlflow_apart():
-        from raysim.sweep import sweep as run_sweep
+        from raysim.commands.sweep.sweep import sweep as run_sweep
 
         result = run_sweep(file, (*overrides, *address))
     click.echo(result.directory)
@@ -132,7 +132,7 @@ def report(folder: str, against: str | None) -> None:
 
     FOLDER is that of a run or of a sweep, in output.dir. The last lines of the output are the figures.
     """
-    from raysim.report import report as show_report
+    from raysim.commands.report import report as show_report
 
     for figure in show_report(folder, against):
         click.echo(figure)
@@ -147,7 +147,7 @@ def doctor(config: str | None, overrides: tuple[str, ...], address: tuple[str, .
 
     With CONFIG, also whether that configuration would start here. Exit code 2 if something is wrong.
     """
-    from raysim.doctor import examine
+    from raysim.commands.doctor import examine
 
     report = examine(config, (*overrides, *address))
     click.echo("\n".join(report.lines()))
@@ -166,7 +166,7 @@ _cache_dir = click.option("--dir", "folder", type=click.Path(), help="Folder of 
 @_cache_dir
 def cache_list(folder: str | None) -> None:
     """Show what the cache holds: generator and seed, or the key of a decoded data set, images, size."""
-    from raysim.cache_table import show
+    from raysim.commands.cache import show
 
     for line in show(folder):
         click.echo(line)
@@ -176,7 +176,7 @@ def cache_list(folder: str | None) -> None:
 @_cache_dir
 def cache_clear(folder: str | None) -> None:
     """Delete all cached images, at once; they can be made again."""
-    from raysim.cache_table import clear
+    from raysim.commands.cache import clear
 
     click.echo(clear(folder))
 
@@ -189,7 +189,7 @@ def list_plugins(kind: str | None, name: str | None) -> None:
 
     With KIND, such as allocation, those of that section; with a NAME, too, such as fedeas, the keys that it takes.
     """
-    from raysim.plugin_keys import describe
+    from raysim.config.plugin_help import describe
 
     if name is not None:
         for line in describe(str(kind), name):
@@ -199,9 +199,9 @@ def list_plugins(kind: str | None, name: str | None) -> None:
 
 
 def _list(only: str | None) -> None:
-    from raysim.config import Config
-    from raysim.plugin_keys import check_kind
-    from raysim.plugins import KINDS, available
+    from raysim.config.plugin_help import check_kind
+    from raysim.config.registry import KINDS, available
+    from raysim.config.schema import Config
 
     formatter = click.HelpFormatter(width=min(shutil.get_terminal_size().columns, 120))
     for kind in KINDS if only is None else [check_kind(only)]:

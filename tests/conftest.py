@@ -23,7 +23,7 @@ def ray_here() -> Iterator[None]:
     """A local Ray with room for 8 workers, shared by the tests of a session; runs inside it join it."""
     import ray
 
-    from raysim.engine.bare_ray import bare_ray
+    from raysim.engine.lean_ray import bare_ray
 
     for attempt in range(3):
         with tempfile.TemporaryDirectory(prefix="raysim-test-", dir="/tmp", ignore_cleanup_errors=True) as folder:
@@ -46,7 +46,7 @@ def ray_here() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def session(ray_here: None) -> Iterator["Session"]:
     """An open session on that Ray: its workers stay warm from one run to the next."""
-    from raysim.config import Resources
+    from raysim.config.schema import Resources
     from raysim.engine.session import Session
 
     with Session(Resources()) as opened:

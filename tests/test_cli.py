@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from raysim import cli
-from raysim.errors import ConfigError, RunError, UserError
-from raysim.plugins import KINDS, available
+from raysim.config.registry import KINDS, available
+from raysim.core.errors import ConfigError, RunError, UserError
 
 HEAVY = ("torch", "ray", "mlflow", "diffusers", "numpy", "pandas", "matplotlib")
 
@@ -120,12 +120,12 @@ def test_a_wrong_command_line_is_refused_with_code_2(monkeypatch, capsys, argume
     ids=["configuration", "input", "run", "interrupt"],
 )
 def test_the_exit_code_says_what_went_wrong(monkeypatch, capsys, error, code, said):
-    import raysim.runner
+    import raysim.lifecycle.runner
 
     def failing(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(raysim.runner, "run", failing)
+    monkeypatch.setattr(raysim.lifecycle.runner, "run", failing)
     got, out, err = call(monkeypatch, capsys, "run", "x.yaml")
     assert (got, out) == (code, "raysim: reading x.yaml\n") and said in err and "Traceback" not in err
 

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from raysim.local.loop import Job
 from raysim.local.sgd import sgd
-from raysim.training import Job
 
 
 @dataclass

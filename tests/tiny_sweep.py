@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raysim.core.records import ByteArray, IntArray, Split
+from raysim.local.loop import Job
 from raysim.local.sgd import sgd
-from raysim.records import ByteArray, IntArray, Split
-from raysim.training import Job
 
 
 class grey:

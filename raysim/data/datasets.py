@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from raysim.core.errors import UserError
+from raysim.core.records import Split
 from raysim.data.files import SplitSeed, TestFraction
 from raysim.data.splits import Labelled, build_split
-from raysim.errors import UserError
-from raysim.records import Split
 
 __all__ = ["cifar10", "cifar100", "digits", "emnist", "fashion_mnist", "labels", "mnist", "svhn"]
 

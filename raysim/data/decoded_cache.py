@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from raysim.checked_file import delete, file_bytes, read_checked, read_header, sweep, write_checked
-from raysim.records import ByteArray
+from raysim.core.files import delete, file_bytes, read_checked, read_header, sweep, write_checked
+from raysim.core.records import ByteArray
 
 FOLDER = "decoded"  # in the folder of the image cache
 LEAST_BYTES = 1_000_000  # fewer are decoded before anyone notices

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from raysim.data.decode import decode_images
+from raysim.core.errors import UserError
+from raysim.core.records import IntArray, Split
 from raysim.data.decoded_cache import decoded
-from raysim.data.parquet_file import check_labels, existing, parquet_files, read_parquet
+from raysim.data.decoding import decode_images
+from raysim.data.parquet import check_labels, existing, parquet_files, read_parquet
 from raysim.data.splits import Labelled, build_split
-from raysim.errors import UserError
-from raysim.records import IntArray, Split
 
 __all__ = ["image_folder", "npz", "parquet"]
 

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from raysim.errors import UserError
-from raysim.records import BoolArray, IntArray, Partition
-from raysim.rounding import fraction_of
+from raysim.core.errors import UserError
+from raysim.core.records import BoolArray, IntArray, Partition
+from raysim.core.rounding import fraction_of
 
 __all__ = ["input_noise", "label_noise", "rare"]
 

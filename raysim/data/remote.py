@@ -4,7 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from raysim.errors import UserError
+from raysim.core.errors import UserError
 
 CACHE = Path("~/.cache/raysim/data")
 

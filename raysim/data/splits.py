@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from raysim import rng
-from raysim.errors import UserError
-from raysim.records import ByteArray, FloatArray, IntArray, Split
-from raysim.rounding import fraction_of, largest_remainder
+from raysim.core import rng
+from raysim.core.errors import UserError
+from raysim.core.records import ByteArray, FloatArray, IntArray, Split
+from raysim.core.rounding import fraction_of, largest_remainder
 
 Labelled = tuple[ByteArray, IntArray]  # images N x channels x H x W, labels_N
 

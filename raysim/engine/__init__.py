@@ -1,0 +1,4 @@
+"""Workers and Ray: placement, the pool, rounds, exact sums. The only package that imports ray.
+
+Imports core, config, models, local, aggregation and evaluation; knows no run directory and no MLflow.
+"""

@@ -9,9 +9,9 @@ from typing import Any
 import ray
 import yaml
 
-from raysim.config import Resources
+from raysim.config.schema import Resources
+from raysim.core.errors import UserError
 from raysim.engine.placement import Node, Placement, place
-from raysim.errors import UserError
 
 DECLARATION = Path("~/ray_bootstrap_config.yaml")  # left on the head by `ray up`
 NODES_WAIT_S = 600.0

@@ -11,12 +11,12 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raysim.config import Resources
+from raysim.config.schema import Resources
+from raysim.core.host import physical_bytes
 from raysim.engine.cluster import survey
 from raysim.engine.placement import Node, local_node
 from raysim.engine.session import Session
 from raysim.engine.versions import installed
-from raysim.memory import physical_bytes
 
 ANSWER_S = 60.0
 

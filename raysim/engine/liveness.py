@@ -4,7 +4,7 @@ from pathlib import Path
 
 import ray
 
-from raysim.errors import RayLost, RunError, UserError
+from raysim.core.errors import RayLost, RunError, UserError
 
 _VITAL = ("raylet", "gcs_server")
 _SOCKETS = Path("/proc/net/unix")

@@ -1,10 +1,10 @@
-"""What the driver and its workers say to each other, besides the records of `raysim.records`."""
+"""What the driver and its workers say to each other, besides the records of `raysim.core.records`."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from raysim.records import FloatArray, IntArray
-from raysim.update_options import Update
+from raysim.config.update_options import Update
+from raysim.core.records import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Plugin:
 
     def build(self, *positional: Any) -> Any:
         """Call it with what the engine supplies and the user's parameters."""
-        from raysim.plugins import resolve
+        from raysim.config.registry import resolve
 
         return resolve(self.kind, self.name)(*positional, **self.params)
 
@@ -28,7 +28,7 @@ class WorkerSetup:
 
     measure: statistics of a trained client beyond loss and norm, with their options, such as {"oui": {...}}.
     kept_bytes_limit: updates beyond this many bytes wait in the object store, which spills to disk.
-    update: what a client does to its update before it sends it.  buffers: average, local or global (`raysim.buffers`).
+    update: what a client does to its update before it sends it.  buffers: average, local or global (`local.batchnorm`).
     versions: of the driver's packages, which every worker must have too.  client_batching: whether several clients may
     be trained at once.
     """

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from raysim.errors import UserError
-from raysim.memory import physical_bytes
+from raysim.core.errors import UserError
+from raysim.core.host import physical_bytes
 
 WORKER_BYTES = 400_000_000  # private to a worker process with torch loaded, on CPU
 

@@ -10,16 +10,16 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from raysim.config import Resources
+from raysim.config.schema import Resources
+from raysim.core.errors import RunError
 from raysim.engine import schedule
 from raysim.engine.calls import Call, Deal, Lost, Submit
-from raysim.engine.causes import death, first_line, plain
+from raysim.engine.failures import death, first_line, plain
 from raysim.engine.liveness import check_ray
 from raysim.engine.placement import Placement
 from raysim.engine.schedule import Item
 from raysim.engine.usage import Usage
 from raysim.engine.worker import Worker
-from raysim.errors import RunError
 
 IN_FLIGHT = 2
 LOOK_S = 1.0  # between looks at whether Ray itself is still there

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raysim.core.records import FloatArray
 from raysim.engine.messages import PartialSum, Share
-from raysim.records import FloatArray
 
 PARAM_BITS = 40
 BUFFER_BITS = 24

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import ray
 
+from raysim.core.errors import ClientError, DivergenceError
+from raysim.core.records import ClientReport, ClientTask, FloatArray, IntArray
 from raysim.engine import slices
+from raysim.engine.collect import Part, collect, joined
 from raysim.engine.messages import Failure, PartialSum, Share
-from raysim.engine.parts import Part, collect, joined
 from raysim.engine.pool import Item, Pool
 from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, scale, total
 from raysim.engine.traffic import Traffic
-from raysim.errors import ClientError, DivergenceError
-from raysim.records import ClientReport, ClientTask, FloatArray, IntArray
 
 SUMMED = -1
 """Owner of an update that is in a sum which no worker's death takes away: it is in the object store, or was fetched."""

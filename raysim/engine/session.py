@@ -14,15 +14,15 @@ from typing import Any
 
 import ray
 
-from raysim.config import Resources
-from raysim.engine.bare_ray import bare_ray
+from raysim.config.schema import Resources
+from raysim.core.errors import RunError
+from raysim.core.signals import Interrupted
 from raysim.engine.cluster import place_on_cluster, room, survey
-from raysim.engine.joining import join
+from raysim.engine.join import join
+from raysim.engine.lean_ray import bare_ray
 from raysim.engine.liveness import lost_part
 from raysim.engine.placement import Placement, local_node, place
 from raysim.engine.pool import Pool
-from raysim.errors import RunError
-from raysim.interrupts import Interrupted
 
 START_ATTEMPTS = 2
 _PREFIX = "raysim-ray-"

@@ -13,7 +13,7 @@ import numpy as np
 import ray
 from ray.exceptions import ObjectLostError
 
-from raysim.records import Float32Array, FloatArray
+from raysim.core.records import Float32Array, FloatArray
 
 SLICE_BYTES = 32_000_000  # of float32, in the object store; twice that in the worker that gathers it
 BLOCK = 2048  # coordinates multiplied at a time, so that the products stay in the cache

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from raysim.core.records import ClientTask, FloatArray, ModelState
 from raysim.engine.messages import PartialSum
-from raysim.records import ClientTask, FloatArray, ModelState
 
 FLOAT32_BYTES = 4
 

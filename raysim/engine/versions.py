@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Mapping
 
-from raysim.errors import UserError
+from raysim.core.errors import UserError
 
 
 def installed() -> dict[str, str]:

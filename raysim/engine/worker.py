@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from raysim.engine import parts, slices
+from raysim.config.plugin_guard import blaming, checked_images
+from raysim.core.errors import RunError
+from raysim.core.records import ByteArray, ClientReport, ClientTask, FloatArray, IntArray, ModelState, Partition, Split
+from raysim.engine import collect, slices
 from raysim.engine.messages import Failure, PartialSum, Plugin, Share, WorkerSetup
 from raysim.engine.versions import check_versions
-from raysim.errors import RunError
-from raysim.records import ByteArray, ClientReport, ClientTask, FloatArray, IntArray, ModelState, Partition, Split
-from raysim.user_code import blaming, checked_images
 
 if TYPE_CHECKING:
     import torch
 
+    from raysim.config.sections import FineTuning
     from raysim.engine.reduce import UpdateSums
-    from raysim.evaluation import ChunkResult
-    from raysim.sections import FineTuning
+    from raysim.evaluation.accuracy import ChunkResult
 
 Answer = tuple[ClientReport | Failure, dict[str, Any] | None]
 """A client's report or failure, and its new state where the algorithm keeps one."""
@@ -51,7 +51,7 @@ class Worker:
 
         Raises UserError, naming this node, where its versions differ from the driver's.
         """
-        from raysim.engine.local_training import LocalTraining
+        from raysim.engine.client_runner import LocalTraining
 
         where = self.where()
         check_versions(setup.versions, where[0])
@@ -107,7 +107,7 @@ class Worker:
             self.kept_bytes += size
 
     def _kept(self, client: int) -> dict[str, "torch.Tensor"]:
-        from raysim.engine.local_training import tensors
+        from raysim.engine.client_runner import tensors
 
         update = self.kept[client]
         return tensors(ray.get(update), self.device) if isinstance(update, ray.ObjectRef) else update
@@ -127,7 +127,7 @@ class Worker:
 
     def answer(self, fn: slices.Question, gathered: Sequence[Sequence[slices.Part]]) -> list[FloatArray | None]:
         """`fn` of each of these slices of all clients' updates; None for one of which a part is lost."""
-        return [slices.answer(fn, parts) for parts in gathered]
+        return [slices.answer(fn, collect) for collect in gathered]
 
     @ray.method(num_returns=2)
     def partial_sum(self, clients: Sequence[int], shares: Sequence[Share]) -> tuple[None, PartialSum]:
@@ -147,7 +147,7 @@ class Worker:
 
     def add(self, refs: Sequence[Any]) -> PartialSum | None:
         """The sum of partial sums of this node's workers; None if one is lost."""
-        return parts.add(refs)
+        return collect.add(refs)
 
     def _give_running_sum(self) -> PartialSum | None:
         sums, self.running = self.running, None
@@ -157,7 +157,7 @@ class Worker:
 
     def evaluate(self, state: "ModelState", which: Sequence[int]) -> list["ChunkResult"]:
         """Evaluate chunks of the test split."""
-        from raysim.evaluation import evaluate_chunks
+        from raysim.evaluation.accuracy import evaluate_chunks
 
         model, split = self.local.model, self.split
         model.load(state)
@@ -169,7 +169,7 @@ class Worker:
         self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], counts_KC: IntArray, options: "FineTuning"
     ) -> list[FloatArray]:
         """Accuracy of each class after each of these clients has trained the global model on its own samples."""
-        from raysim.tuning import tune, tuned_accuracy
+        from raysim.evaluation.fine_tuning import tune, tuned_accuracy
 
         local, answers = self.local, []
         local.start_from(round_, state)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from raysim.errors import UserError
+from raysim.core.errors import UserError
 from raysim.local.sgd import sgd
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from raysim.records import FloatArray
-    from raysim.training import Job
+    from raysim.core.records import FloatArray
+    from raysim.local.loop import Job
 
 __all__ = ["feddyn"]
 

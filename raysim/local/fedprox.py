@@ -8,7 +8,7 @@ from pydantic import Field
 from raysim.local.sgd import sgd
 
 if TYPE_CHECKING:
-    from raysim.training import Job
+    from raysim.local.loop import Job
 
 __all__ = ["fedprox"]
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from raysim.errors import UserError
+from raysim.core.errors import UserError
 from raysim.local.sgd import sgd
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from raysim.training import Job
+    from raysim.local.loop import Job
 
 __all__ = ["moon"]
 

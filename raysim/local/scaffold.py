@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from raysim.errors import UserError
+from raysim.core.errors import UserError
 from raysim.local.sgd import sgd
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from raysim.records import FloatArray
-    from raysim.training import Job
+    from raysim.core.records import FloatArray
+    from raysim.local.loop import Job
 
 __all__ = ["scaffold"]
 

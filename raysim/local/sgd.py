@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from raysim.local.schedule import Schedule
+from raysim.local.lr_schedule import Schedule
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from raysim.records import FloatArray
-    from raysim.training import Job
+    from raysim.core.records import FloatArray
+    from raysim.local.loop import Job
 
 __all__ = ["sgd"]
 

@@ -7,11 +7,11 @@ import struct
 import numpy as np
 import pytest
 
+from raysim.config.registry import check_parameters
+from raysim.core.errors import UserError
 from raysim.data import datasets
 from raysim.data.datasets import digits, labels
 from raysim.data.splits import channel_statistics, subset
-from raysim.errors import UserError
-from raysim.plugins import check_parameters
 
 
 def pictures(count: int, shape: tuple[int, ...] = (6, 5, 3), seed: int = 0) -> np.ndarray:

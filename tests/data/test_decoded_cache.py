@@ -12,10 +12,10 @@ import pytest
 from PIL import Image, features
 from test_files import encode, pictures, write_parquet
 
-from raysim.config import load_config
-from raysim.data import decoded_cache, files, parquet_file
-from raysim.prepare import load_split
-from raysim.records import Split
+from raysim.config.schema import load_config
+from raysim.core.records import Split
+from raysim.data import decoded_cache, files, parquet
+from raysim.lifecycle.prepare import load_split
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     def refuse(*_: object) -> None:
         raise AssertionError("decoded")
 
-    for module in (parquet_file, files):
+    for module in (parquet, files):
         monkeypatch.setattr(module, "decode_images", refuse)
     return monkeypatch
 
@@ -159,11 +159,11 @@ def test_runs_that_decode_at_once_do_not_disturb_each_other(tmp_path: Path, monk
 
 
 def test_large_images_are_decoded_by_threads_and_small_ones_alike(monkeypatch: pytest.MonkeyPatch):
-    from raysim.data import decode
+    from raysim.data import decoding
 
     pixels = pictures(200)
     blobs = [encode(p) for p in pixels]
     for limit in (1, 10**9):
-        monkeypatch.setattr(decode, "_THREADED_BYTES", limit)
-        found = decode.decode_images(200, lambda i: blobs[i], str)
+        monkeypatch.setattr(decoding, "_THREADED_BYTES", limit)
+        found = decoding.decode_images(200, lambda i: blobs[i], str)
         assert np.array_equal(found, pixels.transpose(0, 3, 1, 2))

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from raysim.core.errors import UserError
 from raysim.data.files import image_folder, npz, parquet
-from raysim.errors import UserError
 
 
 def encode(pixels: np.ndarray, form: str = "PNG") -> bytes:

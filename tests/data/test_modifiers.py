@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raysim import rng
+from raysim.config.registry import available, check_parameters, resolve
+from raysim.core import rng
+from raysim.core.errors import UserError
 from raysim.data.modifiers import input_noise, label_noise, rare
-from raysim.data.partition import dirichlet, iid
-from raysim.errors import UserError
-from raysim.plugins import available, check_parameters, resolve
+from raysim.data.partitions import dirichlet, iid
 
 LABELS = np.arange(2500) % 10
 

@@ -6,9 +6,9 @@ import fsspec
 import numpy as np
 import pytest
 
+from raysim.core.errors import UserError
 from raysim.data import remote
 from raysim.data.files import npz
-from raysim.errors import UserError
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import ray
 
-from raysim.config import Resources
+from raysim.config.schema import Resources
+from raysim.core.errors import RunError, UserError
 from raysim.engine import cluster as module
 from raysim.engine import pool as pool_module
 from raysim.engine.cluster import Cluster, place_on_cluster
@@ -17,7 +18,6 @@ from raysim.engine.placement import Node, Placement
 from raysim.engine.pool import Item, Pool
 from raysim.engine.session import Session, placement_before_start
 from raysim.engine.versions import check_versions, installed
-from raysim.errors import RunError, UserError
 
 HEAD = Node("10.0.0.1", 0, 0)
 ONE_GPU = Node("10.0.0.2", 4, 1)

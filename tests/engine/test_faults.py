@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raysim import Result
-from raysim.errors import ClientError, DivergenceError, RunError
+from raysim.core.errors import ClientError, DivergenceError, RunError
 
 Run = Callable[..., Result]
 EVERYONE = {"clients_per_round": 1.0}

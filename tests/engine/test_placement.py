@@ -2,8 +2,8 @@
 
 import pytest
 
+from raysim.core.errors import UserError
 from raysim.engine.placement import Node, Placement, place
-from raysim.errors import UserError
 
 TWO_GPUS = [Node("here", 16, 2)]
 NO_GPU = [Node("here", 4, 0)]

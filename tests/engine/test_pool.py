@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from raysim.config import Resources
+from raysim.config.schema import Resources
 from raysim.engine.schedule import Item
 
 if TYPE_CHECKING:

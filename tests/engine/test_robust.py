@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from raysim import Result
-from raysim.config import load_config
+from raysim.config.schema import load_config
+from raysim.core.errors import UserError
 from raysim.engine import rounds
 from raysim.engine.rounds import Round
-from raysim.errors import UserError
 
 Run = Callable[..., Result]
 RULES: dict[str, dict[str, Any]] = {
@@ -113,9 +113,9 @@ def updates_seen(run: Run, config: dict[str, Any], monkeypatch: pytest.MonkeyPat
 
 def step(run: Run, result: Result, config: dict[str, Any]) -> np.ndarray:
     """What round 1 added to the initial model: P."""
-    from raysim.assemble import initial_model
-    from raysim.prepare import prepare
-    from raysim.run_state import load
+    from raysim.lifecycle.build import initial_model
+    from raysim.lifecycle.prepare import prepare
+    from raysim.lifecycle.state_io import load
 
     checked = load_config(config)
     start = initial_model(checked, prepare(checked)).state().params_P

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from raysim.config import Resources
-from raysim.engine import parts, slices
+from raysim.config.schema import Resources
+from raysim.core.records import ClientReport, ClientTask
+from raysim.engine import collect, slices
 from raysim.engine.messages import PartialSum, Share
 from raysim.engine.rounds import Round
-from raysim.records import ClientReport, ClientTask
 
 
 @pytest.mark.parametrize(("parameters", "clients"), [(1, 1), (10, 3), (999, 7), (8_000_001, 1), (1_000_000, 100)])
@@ -81,7 +81,7 @@ def test_no_client_is_counted_twice_when_a_second_worker_dies_after_it_has_answe
     streams: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Clients 1 and 2 are summed by worker 0, which dies later with client 3 in hand: 10 + 100 + 1000, each once."""
-    monkeypatch.setattr(parts.ray, "get", lambda ref, **_: ref)
+    monkeypatch.setattr(collect.ray, "get", lambda ref, **_: ref)
     shares = {k: Share(1.0, 0.0, 0.0) for k in (1, 2, 3)}
     round_ = Round(TwoDeaths(), 1, None, [ClientTask(k, 1) for k in (1, 2, 3)], shares if streams else None, 1)  # type: ignore[arg-type]
     assert round_.sums(shares)[0].tolist() == [1110.0]

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from raysim import Result
-from raysim.errors import UserError
+from raysim.core.errors import UserError
 
 Run = Callable[..., Result]
 needs_library = pytest.mark.skipif(find_spec("dp_accounting") is None, reason="needs the extra `privacy`")

@@ -9,11 +9,12 @@ import torch
 from torch.nn.functional import cross_entropy
 from two_clients import Scalar, Server, quadratic, samples, train
 
-from raysim import models, rng
-from raysim.aggregation import uniform
-from raysim.flat_model import FlatModel
+from raysim.aggregation.rules import uniform
+from raysim.core import rng
 from raysim.local.adamw import adamw
-from raysim.training import batches
+from raysim.local.loop import batches
+from raysim.models import architectures
+from raysim.models.flat_model import FlatModel
 
 
 def two_steps(x, target, lr=0.1):
@@ -46,7 +47,7 @@ def test_two_rounds_by_hand():
 def test_the_loop_is_pytorchs_adamw(clip):
     """Two epochs of 50 images in batches of 16, against a bare loop over separate tensors."""
     torch.manual_seed(0)
-    module, data = models.cnn(1, (8, 8), 3, width=4, hidden=8), samples(50, 3, 8)
+    module, data = architectures.cnn(1, (8, 8), 3, width=4, hidden=8), samples(50, 3, 8)
     bare = copy.deepcopy(module)
     optimiser = torch.optim.AdamW(bare.parameters(), lr=0.01, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.1)
     x, y = (torch.from_numpy(data.images).float() - 127.5) / 63.75, torch.from_numpy(data.labels_N)

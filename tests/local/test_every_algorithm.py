@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from two_clients import Server, samples, train
 
-from raysim import models
-from raysim.aggregation import fedavg, fednova, uniform
-from raysim.flat_model import FlatModel
-from raysim.plugins import available
+from raysim.aggregation.rules import fedavg, fednova, uniform
+from raysim.config.registry import available
+from raysim.models import architectures
+from raysim.models.flat_model import FlatModel
 
 ALGORITHMS = {
     name: getattr(importlib.import_module(module), name) for name, (module, _) in sorted(available("local").items())
@@ -21,7 +21,7 @@ ALGORITHMS = {
 
 def plain_network():
     torch.manual_seed(0)
-    return models.cnn(1, (8, 8), 3, width=4, hidden=6, projection=5)
+    return architectures.cnn(1, (8, 8), 3, width=4, hidden=6, projection=5)
 
 
 def batchnorm_network():
@@ -31,7 +31,7 @@ def batchnorm_network():
         nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.BatchNorm1d(4),
     )
-    return models.Classifier(body, 4, 3, None)
+    return architectures.Classifier(body, 4, 3, None)
 
 
 CLIENTS = [samples(65, 3, 8, 0), samples(1, 3, 8, 1), samples(20, 3, 8, 2)]  # with batches of 64: 64 + 1, 1, 20

@@ -4,12 +4,13 @@ import pytest
 import torch
 from two_clients import Server, quadratic, samples
 
-from raysim import models, server_opt
-from raysim.aggregation import fednova, uniform
-from raysim.errors import UserError
+from raysim.aggregation import server_optimisers
+from raysim.aggregation.rules import fednova, uniform
+from raysim.core.errors import UserError
 from raysim.local.feddyn import feddyn
 from raysim.local.fedprox import fedprox
 from raysim.local.sgd import sgd
+from raysim.models import architectures
 
 
 def close(expected):
@@ -95,20 +96,24 @@ def test_the_fixed_point_is_the_joint_minimum():
     assert x == pytest.approx([-1.0], abs=1e-3)
 
 
-@pytest.mark.parametrize("server", [server_opt.sgd(lr=0.5), server_opt.sgd(momentum=0.9), server_opt.adam()], ids=str)
+@pytest.mark.parametrize(
+    "server",
+    [server_optimisers.sgd(lr=0.5), server_optimisers.sgd(momentum=0.9), server_optimisers.adam()],
+    ids=str,
+)
 def test_a_server_that_changes_the_step_is_refused(server):
     """The next model is mean w_k - h / alpha; half of that step would be neither FedDyn nor FedAvg."""
     with pytest.raises(UserError, match=r"server\.name: FedDyn sets the next model itself"):
         feddyn(alpha=0.1).check(network(), uniform(), server)
     feddyn(alpha=0.0).check(network(), uniform(), server)
-    feddyn(alpha=0.1).check(network(), uniform(), server_opt.sgd())
+    feddyn(alpha=0.1).check(network(), uniform(), server_optimisers.sgd())
 
 
 def test_weights_that_do_not_sum_to_one_are_refused():
     with pytest.raises(UserError, match=r"aggregation\.name: FedDyn needs a mean"):
-        feddyn(alpha=0.1).check(network(), fednova(), server_opt.sgd())
+        feddyn(alpha=0.1).check(network(), fednova(), server_optimisers.sgd())
 
 
 def network():
     torch.manual_seed(0)
-    return models.mlp(1, (8, 8), 3, hidden=[6])
+    return architectures.mlp(1, (8, 8), 3, hidden=[6])

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from two_clients import Server, quadratic, samples
 
-from raysim.aggregation import fedavg, fednova
-from raysim.errors import RunError
+from raysim.aggregation.rules import fedavg, fednova
+from raysim.core.errors import RunError
+from raysim.core.records import RoundTable
 from raysim.local.adamw import adamw
 from raysim.local.sgd import sgd
-from raysim.records import RoundTable
 
 
 def weights(n, a):

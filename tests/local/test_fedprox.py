@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from two_clients import Scalar, Server, quadratic, samples, train
 
-from raysim import models
-from raysim.aggregation import uniform
-from raysim.flat_model import FlatModel
+from raysim.aggregation.rules import uniform
 from raysim.local.fedprox import fedprox
 from raysim.local.sgd import sgd
+from raysim.models import architectures
+from raysim.models.flat_model import FlatModel
 
 
 def close(expected):
@@ -38,13 +38,13 @@ def test_two_rounds_by_hand():
 
 
 def trained(algorithm):
-    model = FlatModel(models.mlp(1, (8, 8), 3, hidden=[8]))
+    model = FlatModel(architectures.mlp(1, (8, 8), 3, hidden=[8]))
     model.load(START)
     job, _ = train(algorithm, model, samples(40, 3, 8))
     return model.state().params_P, float((model.params_P - job.start_P).norm()), algorithm.effective_steps(job)
 
 
-START = FlatModel(models.mlp(1, (8, 8), 3, hidden=[8])).state()
+START = FlatModel(architectures.mlp(1, (8, 8), 3, hidden=[8])).state()
 
 
 def test_without_pull_it_is_sgd_bit_for_bit():

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from two_clients import Scalar, Server, samples, train
 
-from raysim import models
-from raysim.aggregation import uniform
-from raysim.errors import UserError
-from raysim.flat_model import FlatModel
+from raysim.aggregation.rules import uniform
+from raysim.core.errors import UserError
+from raysim.local.loop import ClientData
 from raysim.local.moon import contrastive, moon
 from raysim.local.sgd import sgd
-from raysim.training import ClientData
+from raysim.models import architectures
+from raysim.models.flat_model import FlatModel
 
 
 class Arrow(nn.Module):
@@ -109,13 +109,13 @@ def test_features_of_zero_length_give_no_nan():
 
 def network(projection=8):
     torch.manual_seed(0)
-    return models.mlp(1, (8, 8), 3, hidden=[6], projection=projection)
+    return architectures.mlp(1, (8, 8), 3, hidden=[6], projection=projection)
 
 
 def batchnorm_network():
     torch.manual_seed(0)
     body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return models.Classifier(body, 4, 3, None)
+    return architectures.Classifier(body, 4, 3, None)
 
 
 KEYS = {"lr": 0.1, "batch_size": 8, "epochs": 2}

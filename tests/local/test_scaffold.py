@@ -5,12 +5,12 @@ import pytest
 import torch
 from two_clients import Scalar, Server, quadratic, samples, train
 
-from raysim import models
-from raysim.aggregation import fedavg, uniform
-from raysim.errors import UserError
-from raysim.flat_model import FlatModel
+from raysim.aggregation.rules import fedavg, uniform
+from raysim.core.errors import UserError
 from raysim.local.scaffold import scaffold
 from raysim.local.sgd import sgd
+from raysim.models import architectures
+from raysim.models.flat_model import FlatModel
 
 
 def close(expected):
@@ -86,7 +86,7 @@ def test_c_is_the_mean_of_the_clients_variates_when_all_take_part():
 
 def network():
     torch.manual_seed(0)
-    return models.mlp(1, (8, 8), 3, hidden=[6])
+    return architectures.mlp(1, (8, 8), 3, hidden=[6])
 
 
 def test_first_round_is_uniform_fedavg_bit_for_bit():

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 from two_clients import Scalar, Server, quadratic, samples, train
 
-from raysim import models, rng
-from raysim.aggregation import fedavg, uniform
-from raysim.errors import UserError
-from raysim.flat_model import FlatModel
+from raysim.aggregation.rules import fedavg, uniform
+from raysim.core import rng
+from raysim.core.errors import UserError
 from raysim.local.fedprox import fedprox
-from raysim.local.schedule import Schedule
+from raysim.local.loop import batches
+from raysim.local.lr_schedule import Schedule
 from raysim.local.sgd import sgd
-from raysim.training import batches
+from raysim.models import architectures
+from raysim.models.flat_model import FlatModel
 
 SETTINGS = [
     {},
@@ -36,7 +37,7 @@ def close(expected):
 
 def small_cnn():
     torch.manual_seed(0)
-    return models.cnn(1, (8, 8), 3, width=4, hidden=8)
+    return architectures.cnn(1, (8, 8), 3, width=4, hidden=8)
 
 
 def test_two_rounds_of_fedavg_by_hand():
@@ -230,7 +231,7 @@ def test_reported_loss_is_the_mean_over_the_last_epoch_each_batch_before_its_ste
 
 def test_the_built_in_loss_is_the_mean_cross_entropy():
     """A linear model of zeros over 4 classes: ln 4 for every sample."""
-    module = models.linear(1, (8, 8), 4)
+    module = architectures.linear(1, (8, 8), 4)
     torch.nn.init.zeros_(module.classifier.weight)
     torch.nn.init.zeros_(module.classifier.bias)
     _, result = train(sgd(lr=1e-30), FlatModel(module), samples(10, 4, 8))

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from raysim.flat_model import FlatModel, ImageScale
-from raysim.records import ModelState, RoundTable
-from raysim.training import ClientData, Job, train_client
+from raysim.core.records import ModelState, RoundTable
+from raysim.local.loop import ClientData, Job, train_client
+from raysim.models.flat_model import FlatModel, ImageScale
 
 TARGETS = (1.0, -3.0)
 GREY = ImageScale((0.5,), (0.25,))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from processes import Killer, Outcome, finish, run, start
 
-from raysim.image_cache import entries
+from raysim.generation.image_cache import entries
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

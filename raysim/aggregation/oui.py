@@ -1,0 +1,230 @@
+"""OUI, the overfitting-underfitting indicator that FedOUI weighs clients by, measured on any torch module.
+
+FedOUI, arXiv 2605.11571. On a probe batch of B images, for each of d units of the penultimate PRE-activation (the input
+of the last activation before the classifier; each element of a convolutional map is a unit):
+    s_j = number of images with pre-activation > 0;  u_j = min(s_j, B - s_j);  OUI = mean_j u_j / floor(B / 2)
+1: every unit splits the batch in half; 0: no unit tells any two images apart.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from raysim.core.errors import UserError
+
+__all__ = ["Site", "find_activation", "hookable_layer", "measure_oui", "measure_oui_by_layer"]
+
+_aten = torch.ops.aten
+# Every spelling of an activation (module, functional, method, in place) ends in one of these operators.
+_NAMES = [
+    *("relu", "gelu", "silu", "mish", "elu", "celu", "leaky_relu", "softplus", "hardswish", "hardsigmoid", "hardtanh"),
+    *("tanh", "sigmoid", "log_sigmoid_forward", "threshold", "rrelu_with_noise", "_prelu_kernel"),
+    *("softshrink", "hardshrink"),
+]
+_ACTIVATIONS = {getattr(_aten, n) for name in _NAMES for n in (name, f"{name}_") if hasattr(_aten, n)}
+_CLAMPS = {_aten.clamp, _aten.clamp_, _aten.clamp_min, _aten.clamp_min_}  # an activation where the minimum is 0
+_AFFINE = {_aten.addmm, _aten.mm, _aten.bmm, _aten.baddbmm, _aten.mv, _aten.convolution, _aten._trilinear}
+_MODULES = tuple(
+    kind
+    for kind in vars(nn.modules.activation).values()
+    if isinstance(kind, type) and issubclass(kind, nn.Module) and kind not in (nn.Module, nn.MultiheadAttention)
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where OUI is measured.  layer: name of the module; op: the activation, or `output` of the module; units: d."""
+
+    layer: str
+    op: str
+    units: int
+
+
+@dataclass(frozen=True)
+class _Signs:
+    """Which images excite which units, noted before an in-place activation overwrites them."""
+
+    site: Site
+    positive: Tensor
+    lowest: Tensor
+    highest: Tensor
+
+
+def find_activation(model: nn.Module, example: Tensor, layers: list[str] | None = None) -> list[Site]:
+    """Where OUI would be measured: the input of the last activation before the classifier, or the named layers.
+
+    example: one image or more, B x channels x height x width.  layers: module names; of an activation module the input
+    is meant, of any other module the output; of a module that runs more than once, the last run.
+    Raises UserError for a model without hidden activation and for a name that does not exist or does not run.
+    """
+    return [signs.site for signs in _observe(model, example, layers)]
+
+
+def hookable_layer(model: nn.Module, example: Tensor) -> str:
+    """The activation module whose input `measure_oui` looks at, if naming it comes to the same; else the empty text.
+
+    Naming it spares looking at every activation on the way, a third of the time of a probe.  Raises as
+    `find_activation` does.
+    """
+    (found,) = _observe(model, example, None)
+    layer = found.site.layer
+    if not isinstance(dict(model.named_modules()).get(layer), _MODULES):
+        return ""
+    (named,) = _observe(model, example, [layer])  # of a module that runs more than once, this sees the last run
+    return layer if torch.equal(named.positive, found.positive) else ""
+
+
+def measure_oui(model: nn.Module, probe_B: Tensor, layers: list[str] | None = None) -> float:
+    """OUI of `model` on a probe batch, in [0, 1]; with several layers, their mean.
+
+    probe_B: B x channels x height x width, as the model is fed in training, on its device.  Leaves the model, its
+    training flags and torch's random state as they were.  Raises UserError for B < 2 and as `find_activation` does,
+    ValueError where a pre-activation is not finite.
+    """
+    oui = measure_oui_by_layer(model, probe_B, layers)
+    return sum(oui.values()) / len(oui)
+
+
+def measure_oui_by_layer(model: nn.Module, probe_B: Tensor, layers: list[str] | None = None) -> dict[str, float]:
+    """OUI of each layer by its name, as `measure_oui`, which see."""
+    if len(probe_B) < 2:
+        raise UserError(f"aggregation.probe_size: OUI compares images, {len(probe_B)} is too few; use 2 or more")
+    return {signs.site.layer: _oui(signs) for signs in _observe(model, probe_B, layers)}
+
+
+def _oui(signs: _Signs) -> float:
+    if not (torch.isfinite(signs.lowest) and torch.isfinite(signs.highest)):
+        raise ValueError(f"the pre-activations of layer {signs.site.layer!r} are not finite")
+    batch = len(signs.positive)
+    s = signs.positive.flatten(1).sum(0)
+    u = torch.minimum(s, batch - s)
+    return int(u.sum()) / (len(u) * (batch // 2))  # one division of integers: exact up to its rounding
+
+
+def _observe(model: nn.Module, images: Tensor, layers: list[str] | None) -> list[_Signs]:
+    """One forward pass that changes nothing, watched."""
+    watch = _watch_last(model, images) if layers is None else _watch_named(model, images, layers)
+    with _untouched(model, images), watch as seen:
+        model(images)
+    if layers is None and not seen:
+        raise UserError(
+            "model.name: this model has no hidden activation, so it has no OUI; choose a model with one, name a layer "
+            f"in aggregation.layers ({_candidates(model)}) or use another aggregation rule"
+        )
+    missing = [name for name in layers or [] if name not in seen]
+    if missing:
+        raise UserError(
+            f"aggregation.layers: {missing[0]!r} takes no part in a forward pass, or its output is no tensor; "
+            f"choose from {_candidates(model)}"
+        )
+    return [seen[name] for name in layers] if layers else list(seen.values())
+
+
+@contextmanager
+def _untouched(model: nn.Module, images: Tensor) -> Iterator[None]:
+    """Evaluation mode without gradients; training flags and random state are put back, whatever happens."""
+    flags = [(module, module.training) for module in model.modules()]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    devices = [images.device] if images.device.type == "cuda" else []
+    try:
+        model.eval()
+        torch.backends.mha.set_fastpath_enabled(False)  # a fused transformer layer would hide its activation
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for module, training in flags:
+            module.training = training
+
+
+class _LastActivation(TorchDispatchMode):
+    """Notes the input of each activation; the last one that a matrix product or convolution follows is the answer."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.batch = batch
+        self.running: list[str] = []
+        self.seen: dict[str, _Signs] = {}
+        self._latest: _Signs | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or torch imports its compiler at the first use: 1.5 s in every worker, for nothing
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        op = func.overloadpacket
+        if op in _ACTIVATIONS or (op in _CLAMPS and (kwargs.get("min", args[1] if len(args) > 1 else None) == 0)):
+            if args[0].dim() > 1 and len(args[0]) == self.batch:
+                self._latest = _signs(self.running[-1] or "model", str(op).removeprefix("aten.").strip("_"), args[0])
+        elif op in _AFFINE and self._latest is not None:
+            self.seen.clear()
+            self.seen[self._latest.site.layer] = self._latest
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _watch_last(model: nn.Module, images: Tensor) -> Iterator[dict[str, _Signs]]:
+    mode = _LastActivation(len(images))
+
+    def enter(name: str) -> Callable[..., None]:
+        return lambda *_: mode.running.append(name)
+
+    def leave(*_: Any) -> None:
+        mode.running.pop()
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.callback(module.register_forward_pre_hook(enter(name)).remove)
+            hooks.callback(module.register_forward_hook(leave).remove)
+        with mode:
+            yield mode.seen
+
+
+@contextmanager
+def _watch_named(model: nn.Module, images: Tensor, layers: list[str]) -> Iterator[dict[str, _Signs]]:
+    modules = dict(model.named_modules())
+    for name in layers:
+        if not name or name not in modules:
+            raise UserError(
+                f"aggregation.layers: the model has no module {name!r}; choose from {_candidates(model, name)}"
+            )
+    seen: dict[str, _Signs] = {}
+
+    def note(name: str, op: str, value: Any) -> None:
+        if isinstance(value, Tensor) and value.dim() > 1 and len(value) == len(images):
+            seen[name] = _signs(name, op, value)
+
+    def before(name: str) -> Callable[..., None]:
+        return lambda module, inputs: note(name, type(module).__name__, inputs[0])
+
+    def after(name: str) -> Callable[..., None]:
+        return lambda _module, _inputs, output: note(name, "output", output)
+
+    with ExitStack() as hooks:
+        for name in layers:
+            module = modules[name]
+            if isinstance(module, _MODULES):
+                hooks.callback(module.register_forward_pre_hook(before(name)).remove)
+            else:
+                hooks.callback(module.register_forward_hook(after(name)).remove)
+        yield seen
+
+
+def _signs(layer: str, op: str, pre: Tensor) -> _Signs:
+    lowest, highest = torch.aminmax(pre)  # of NaN and anything: NaN
+    return _Signs(Site(layer, op, pre[0].numel()), pre > 0, lowest, highest)
+
+
+def _candidates(model: nn.Module, wanted: str = "") -> str:
+    """Module names to choose from, the nearest to `wanted` first, modules that hold no others before the rest."""
+    modules = [(name, module) for name, module in model.named_modules() if name]
+    names = [name for name, _ in sorted(modules, key=lambda entry: any(True for _ in entry[1].children()))]
+    ordered = list(dict.fromkeys([*get_close_matches(wanted, names, n=3, cutoff=0.5), *names]))
+    return ", ".join(ordered[:20]) + (f", ... ({len(ordered)} in all)" if len(ordered) > 20 else "")

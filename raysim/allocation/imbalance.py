@@ -1,0 +1,73 @@
+"""How skewed the clients' labels are, who causes it, and how much of it synthetic images remove."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from raysim.core.records import BoolArray, FloatArray, IntArray
+
+_CELLS = 1 << 17  # handled at once: they fit the cache, and a million clients cost no second array of their size
+
+
+def row_slices(clients: int, classes: int) -> Iterator[slice]:
+    """Slices of whole clients that together cover a K x C array."""
+    rows = max(1, _CELLS // classes)
+    return (slice(start, start + rows) for start in range(0, clients, rows))
+
+
+def normalised_entropy_K(counts_KC: IntArray) -> FloatArray:
+    """H_k = -(sum_c p_kc ln p_kc) / ln C, in [0, 1]: 0 for a client of one class, 1 for equal counts.
+
+    counts_KC: samples per client and class.  With C = 1 every client is balanced, so H = 1; an empty client has H = 0.
+    """
+    clients, classes = counts_KC.shape
+    if classes == 1:
+        return (counts_KC[:, 0] > 0).astype(np.float64)
+    entropy_K = np.zeros(clients)
+    for part in row_slices(clients, classes):
+        n_KC = counts_KC[part].astype(np.float64)
+        N_K = n_KC.sum(axis=1)
+        # sum_c p ln p = sum_c n ln n / N - ln N; at n = 0 and N = 0 the logarithm of 1 stands for the limit 0.
+        n_log_n_K = np.einsum("kc,kc->k", n_KC, np.log(np.maximum(n_KC, 1)))
+        entropy_K[part] = (np.log(np.maximum(N_K, 1)) - n_log_n_K / np.maximum(N_K, 1)) / np.log(classes)
+        entropy_K[part][(counts_KC[part].max(axis=1) == counts_KC[part].min(axis=1)) & (N_K > 0)] = 1.0
+    return np.clip(entropy_K, 0.0, 1.0)
+
+
+def contributions_K(counts_KC: IntArray) -> FloatArray:
+    """Each client's part of the imbalance: (M_k / sum_j M_j) (1 - H_k), M_k its samples; they sum to `imbalance`."""
+    M_K = counts_KC.sum(axis=1)
+    return M_K / max(int(M_K.sum()), 1) * (1.0 - normalised_entropy_K(counts_KC))
+
+
+def imbalance(counts_KC: IntArray) -> float:
+    """I = sum_k (M_k / sum_j M_j) (1 - H_k), in [0, 1]: 0 if every client has equal counts of all classes."""
+    return float(contributions_K(counts_KC).sum())
+
+
+def removed_fraction(before_KC: IntArray, after_KC: IntArray) -> float:
+    """1 - I_after / I_before: the share of the imbalance that was removed; 0 where there was none to remove."""
+    before = imbalance(before_KC)
+    return 1.0 - imbalance(after_KC) / before if before > 0 else 0.0
+
+
+def lorenz_curve(contribution_K: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """(share of clients, share of the total they cause), smallest contributions first, from (0, 0) to (1, 1)."""
+    ordered_K = np.sort(contribution_K)
+    total = ordered_K.sum()
+    clients = len(ordered_K)
+    x = np.arange(clients + 1) / max(clients, 1)
+    y = np.concatenate([[0.0], np.cumsum(ordered_K) / total]) if total > 0 else x.copy()
+    return x, y
+
+
+def top_share(contribution_K: FloatArray, fraction: float = 0.2) -> float:
+    """The share of the total that the largest ceil(fraction * K) contributions make up; 0 where the total is 0."""
+    total = float(contribution_K.sum())
+    count = int(np.ceil(fraction * len(contribution_K) - 1e-9))
+    return float(np.sort(contribution_K)[len(contribution_K) - count :].sum()) / total if total > 0 else 0.0
+
+
+def missing_cells(counts_KC: IntArray) -> BoolArray:
+    """Where a client has no sample of a class, K x C."""
+    return counts_KC == 0

@@ -1,0 +1,292 @@
+"""What each policy would cost and remove, from label counts alone: before any image is made or any worker starts."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raysim.allocation import fedeas_budget
+from raysim.allocation.imbalance import contributions_K, missing_cells, removed_fraction, top_share
+from raysim.commands.plan.speed import Speed, bytes_per_image, measure
+from raysim.config.plugin_guard import ask_policy
+from raysim.config.registry import check_name, check_parameters, parameters, resolve
+from raysim.config.schema import Config, load_config
+from raysim.core.errors import UserError
+from raysim.core.records import FloatArray, IntArray, Partition, Split
+from raysim.lifecycle.prepare import load_split, make_partition
+
+POLICIES = ("none", "fedeas", "uniform", "size_proportional", "missing_only", "full")
+BETAS = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0, 24.0, 32.0, 48.0, 64.0)
+MOST_SEEDS = 10_000
+_SECTIONS = ("data", "partition", "allocation")
+
+
+@dataclass(frozen=True)
+class PolicyPlan:
+    """What one policy would do.  problem: why it cannot; the quota is then all zero.
+
+    matched: it was asked for the total of the reference policy, because it needs a total and none was given.
+    of_full_frac: images as a fraction of what full class balancing takes.  missing: empty (client, class) cells left.
+    """
+
+    name: str
+    quota_KC: IntArray
+    images: int
+    of_full_frac: float
+    synthetic_share: float
+    removed: float
+    touched: int
+    missing: int
+    top_share: float
+    matched: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Quotas:
+    """The quota of every policy on one partition.  reference: the policy whose total the others were asked for."""
+
+    rows: dict[str, PolicyPlan]
+    reference: str
+
+
+@dataclass(frozen=True)
+class OverSeeds:
+    """The same over several seeds of the partition: images and removed fraction by policy, and the rule's beta.
+
+    images, removed: by policy, one number a seed, NaN where the policy cannot be used.  beta: NaN where none suits.
+    """
+
+    seeds: list[int]
+    images: dict[str, FloatArray]
+    removed: dict[str, FloatArray]
+    full_balance: FloatArray
+    beta: FloatArray
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that `raysim plan` shows.  chosen: the beta of the selection rule, None where no beta satisfies it."""
+
+    config: Config
+    split: Split
+    partition: Partition
+    counts_KC: IntArray
+    quotas: Quotas
+    betas: list[fedeas_budget.BetaRow]
+    chosen: fedeas_budget.BetaRow | None
+    speed: Speed | None
+    seeds: OverSeeds | None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def full_balance(self) -> int:
+        """Images that full class balancing takes."""
+        return _full_balance(self.counts_KC)
+
+    @property
+    def bytes_per_image(self) -> int | None:
+        return bytes_per_image(self.split)
+
+    def check(self) -> None:
+        """Raise UserError if the configured policy cannot be used on this partition."""
+        problem = self.quotas.rows[self.config.allocation.name].problem
+        if problem:
+            raise UserError(problem)
+
+
+def plan(
+    source: str | Path | Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    *,
+    policies: str | Sequence[str] | None = None,
+    betas: str | Sequence[float] | None = None,
+    seeds: str | Sequence[int] | None = None,
+    measure_speed: bool = True,
+) -> Plan:
+    """Plan a configuration: a YAML file or a mapping.
+
+    policies: names, as a list or comma-separated; by default all built-in ones; the configured one is always there.
+    betas: for the table of budgets.  seeds: `0-29` or a list, to see how totals vary with the partition.
+    measure_speed: time one small batch of the generator; without it neither torch nor the generator is imported.
+    Raises ConfigError or UserError for input that cannot work.
+    """
+    config = load_config(source, overrides, (*_SECTIONS, "generator") if measure_speed else _SECTIONS)
+    names = _policies(policies, config)
+    beta_list, seed_list = _betas(betas, config), parse_seeds(seeds) if seeds is not None else []
+    split = load_split(config)
+    partition = make_partition(config, split)
+    counts_KC = partition.counts_KC
+    ablation = _ablation(config)
+    return Plan(
+        config, split, partition, counts_KC,
+        plan_policies(config, counts_KC, names),
+        fedeas_budget.beta_table(counts_KC, beta_list, **ablation),
+        choose_beta(counts_KC, **ablation),
+        measure(config, split) if measure_speed else None,
+        plan_seeds(config, split, names, seed_list) if seed_list else None,
+        list(config.notes),
+    )
+
+
+def plan_policies(config: Config, counts_KC: IntArray, names: Sequence[str]) -> Quotas:
+    """Every named policy on these counts; those that need a total get that of the configured policy."""
+    own = config.allocation
+    rows = {own.name: _row(own.name, counts_KC, own.params)}
+    reference = rows[own.name]
+    if not reference.images and own.name != "fedeas":
+        reference = rows["fedeas"] if "fedeas" in rows else _row("fedeas", counts_KC, {})
+    for name in names:
+        if name not in rows:
+            row = _row(name, counts_KC, {})
+            takes_total = "total" in parameters(resolve("allocation", name)).model_fields
+            if row.problem and takes_total and not reference.problem:
+                row = _row(name, counts_KC, {"total": reference.images}, matched=True)
+            rows[name] = row
+    return Quotas({name: rows[name] for name in names}, reference.name)
+
+
+def _row(name: str, counts_KC: IntArray, params: dict[str, Any], matched: bool = False) -> PolicyPlan:
+    quota_KC, problem = np.zeros_like(counts_KC), ""
+    try:
+        policy = resolve("allocation", name)
+        checked, problems = check_parameters(policy, params, "allocation")
+        if problems:
+            raise UserError("; ".join(problems))
+        quota_KC = ask_policy(name, policy, counts_KC, checked)
+    except UserError as error:
+        problem = str(error)
+    after_KC = counts_KC + quota_KC
+    images = int(quota_KC.sum())
+    return PolicyPlan(
+        name, quota_KC, images,
+        of_full_frac=images / max(_full_balance(counts_KC), 1),
+        synthetic_share=images / max(int(after_KC.sum()), 1),
+        removed=removed_fraction(counts_KC, after_KC),
+        touched=int((quota_KC.sum(axis=1) > 0).sum()),
+        missing=int(missing_cells(after_KC).sum()),
+        top_share=top_share(contributions_K(after_KC)),
+        matched=matched,
+        problem=problem,
+    )
+
+
+def choose_beta(
+    counts_KC: IntArray, *, entropy: bool = True, size: fedeas_budget.Size = "sqrt"
+) -> fedeas_budget.BetaRow | None:
+    """The selection rule, one beta after another; the synthetic share only grows, so it can stop at a quarter."""
+    for beta in fedeas_budget.BETAS:
+        row = fedeas_budget.beta_table(counts_KC, [beta], entropy=entropy, size=size)[0]
+        if row.satisfies:
+            return row
+        if row.synthetic_share >= 0.25:
+            break
+    return None
+
+
+def plan_seeds(config: Config, split: Split, names: Sequence[str], seeds: Sequence[int]) -> OverSeeds:
+    """The policies on the partition of each seed."""
+    quotas: list[Quotas] = []
+    full, betas = [], []
+    for seed in seeds:
+        seeded = config.model_copy(update={"seed": seed})
+        counts_KC = make_partition(seeded, split).counts_KC
+        quotas.append(plan_policies(seeded, counts_KC, names))
+        full.append(_full_balance(counts_KC))
+        chosen = choose_beta(counts_KC, **_ablation(config))
+        betas.append(chosen.beta if chosen else np.nan)
+
+    def column(name: str, attribute: str) -> FloatArray:
+        rows = [q.rows[name] for q in quotas]
+        return np.array([np.nan if row.problem else getattr(row, attribute) for row in rows], dtype=np.float64)
+
+    return OverSeeds(
+        list(seeds),
+        {name: column(name, "images") for name in names},
+        {name: column(name, "removed") for name in names},
+        np.array(full, dtype=np.float64),
+        np.array(betas, dtype=np.float64),
+    )
+
+
+def draw(planned: Plan, folder: str | Path) -> list[Path]:
+    """Heat maps of real and synthetic counts, Lorenz curves before and after, images against imbalance removed."""
+    from raysim.ui import plots
+
+    target, counts_KC = Path(folder).expanduser(), planned.counts_KC
+    usable = [row for row in planned.quotas.rows.values() if row.images]
+    names = planned.split.class_names
+    paths = [
+        plots.client_counts(counts_KC, row.quota_KC, names, target / f"counts_{_slug(row.name)}.png", row.name)
+        for row in usable
+    ]
+    curves = {"real samples": contributions_K(counts_KC)}
+    curves |= {f"with {row.name}": contributions_K(counts_KC + row.quota_KC) for row in usable}
+    curves = {name: values_K for name, values_K in curves.items() if imbalance_is_visible(values_K)}
+    paths.append(plots.lorenz(curves, target / "lorenz.png"))
+    columns = np.array([[row.images, row.removed, row.beta] for row in planned.betas]).T
+    paths.append(plots.budget_curve(columns[0], columns[1], columns[2], target / "budget.png"))
+    return paths
+
+
+def imbalance_is_visible(contribution_K: FloatArray) -> bool:
+    """Whether there is any imbalance left, beyond rounding, whose concentration could be drawn."""
+    return float(contribution_K.sum()) > 1e-9
+
+
+def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
+    """[0, 1, 2, 7] from `0-2,7`; UserError for anything else, and for a seed that stands twice."""
+    if not isinstance(seeds, str):
+        return [int(seed) for seed in seeds]
+    found: list[int] = []
+    for part in seeds.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise UserError(f"--seeds = {seeds!r}: {part.strip()!r} is not a seed or a range; write 0-29, or 0,1,5")
+        some = range(int(first), int(last or first) + 1)
+        if len(some) > MOST_SEEDS:
+            raise UserError(f"--seeds = {seeds!r}: {len(some):,} seeds are too many; use at most {MOST_SEEDS:,}")
+        found += some
+    if len(set(found)) < len(found):
+        raise UserError(f"--seeds = {seeds!r}: a seed stands twice; write each once")
+    return found
+
+
+def _policies(given: str | Sequence[str] | None, config: Config) -> list[str]:
+    names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given or POLICIES)
+    for name in names:
+        problem = check_name("allocation", name)
+        if problem:
+            raise UserError(f"--policies: {name!r}: {problem}")
+    return list(dict.fromkeys([*names, config.allocation.name]))
+
+
+def _betas(given: str | Sequence[float] | None, config: Config) -> list[float]:
+    """The betas of the table; the configured one is always among them."""
+    own = config.allocation.params.get("beta") if config.allocation.name == "fedeas" else None
+    if given is None:
+        given = [float(beta) for beta in fedeas_budget.BETAS] if own == "auto" else list(BETAS)
+    parts = given.split(",") if isinstance(given, str) else given
+    try:
+        betas = [float(beta) for beta in parts]
+    except ValueError as error:
+        raise UserError(f"--betas = {given!r}: {error}; write numbers, such as 4,8,12") from error
+    if not all(0 < beta < np.inf for beta in betas):
+        raise UserError(f"--betas = {given!r}: each must be a finite number greater than 0, such as 4,8,12")
+    return sorted({*betas, *([float(own)] if isinstance(own, int | float) else [])})
+
+
+def _ablation(config: Config) -> dict[str, Any]:
+    """The factors of FedEAS that the configuration leaves out, for the table of betas."""
+    params = config.allocation.params if config.allocation.name == "fedeas" else {}
+    return {key: params[key] for key in ("entropy", "size") if key in params}
+
+
+def _full_balance(counts_KC: IntArray) -> int:
+    return int((counts_KC.max(axis=1, keepdims=True) - counts_KC).sum())
+
+
+def _slug(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name)

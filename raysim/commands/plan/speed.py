@@ -1,0 +1,92 @@
+"""How fast the configured generator makes images on this machine, measured with one small batch."""
+
+import math
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raysim.config.registry import resolve
+from raysim.config.schema import Config
+from raysim.core import rng
+from raysim.core.errors import RunError, UserError
+from raysim.core.records import Split
+
+SMALL_BATCH = 16
+_CACHE_KEY_BYTES = 24  # client, class and index beside each image in the cache
+
+
+@dataclass(frozen=True)
+class Speed:
+    """images_per_s: of one worker; None where it was not measured, and `note` says why.
+
+    lanes: workers that run at full speed at once (those that share a GPU or a core count as one).
+    """
+
+    images_per_s: float | None
+    lanes: int
+    note: str
+
+    def seconds(self, images: int) -> float | None:
+        """Estimated time to make so many images, without starting Ray and loading the data."""
+        return None if self.images_per_s is None else images / (self.images_per_s * self.lanes)
+
+
+def bytes_per_image(split: Split) -> int | None:
+    """What an image takes in the cache: its pixels and its key.  None for data without images."""
+    height, width = split.image_size
+    return split.channels * height * width + _CACHE_KEY_BYTES if height and width else None
+
+
+def measure(config: Config, split: Split) -> Speed:
+    """Time one small batch of the configured generator in this process, on the device that a worker would use.
+
+    Never raises for a generator that does not suit the data or the machine: the answer then says why.
+    """
+    if bytes_per_image(split) is None:
+        return Speed(None, 1, f"generation was not timed: the data set {split.name!r} has no images")
+    try:
+        return _timed(config, split)
+    except (UserError, RunError) as error:
+        return Speed(None, 1, f"generation was not timed: {error}")
+
+
+def _timed(config: Config, split: Split) -> Speed:
+    import torch
+
+    from raysim.engine.placement import local_node, place
+
+    placement = place([local_node()], config.resources.workers, config.resources.gpus_per_worker, more_than_cores=True)
+    device, params = placement.device, dict(config.generator.params)
+    batch = SMALL_BATCH
+    if device == "cpu" and isinstance(params.get("batch_size"), int):
+        params["batch_size"] = min(batch, params["batch_size"])  # others are padded to their full batch
+    elif device != "cpu":
+        batch = int(params.get("batch_size", batch))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.resources.threads_per_worker)
+    try:
+        generator = resolve("generator", config.generator.name)(split, device, **params)
+        if device != "cpu":
+            _sample(generator, split, batch)  # the first batch on a GPU chooses and loads its kernels
+        rate = batch / _sample(generator, split, batch)
+    finally:
+        torch.set_num_threads(threads)
+    if device == "cpu":
+        lanes = min(placement.workers, len(os.sched_getaffinity(0)))
+        where = f"{lanes} of this machine's CPU cores"
+    else:
+        lanes = max(1, math.ceil(placement.workers * placement.gpus_per_worker - 1e-9))
+        where = f"{lanes} of this machine's GPUs"
+    return Speed(rate, lanes, f"time: one batch of {batch} gave {rate:,.2f} images/s; reckoned for {where}")
+
+
+def _sample(generator: Any, split: Split, batch: int) -> float:
+    """Seconds for one batch, its labels spread over the classes."""
+    labels_B = np.arange(batch, dtype=np.int64) % split.classes
+    seeds_B = np.array([rng.integer(0, rng.SYNTHETIC, -1, i) for i in range(batch)], dtype=np.int64)
+    began = time.perf_counter()
+    generator.sample(labels_B, seeds_B)
+    return time.perf_counter() - began

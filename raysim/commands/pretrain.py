@@ -1,0 +1,173 @@
+"""`raysim pretrain`: from a configuration to a data set and a trained generator, its progress and its quality."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raysim.config.registry import check_name, check_parameters, resolve
+from raysim.config.schema import apply_overrides, validate
+from raysim.config.yaml_io import read_yaml
+from raysim.core import rng
+from raysim.core.errors import ConfigError, UserError
+from raysim.core.files import write_atomic
+from raysim.core.records import ByteArray, IntArray, Split
+from raysim.core.signals import Signals
+from raysim.generation.pretrain import is_finished
+from raysim.generation.pretrain import pretrain as train
+from raysim.generation.pretrain_config import PretrainConfig
+from raysim.generation.weights_folder import CARD, add_to_card, read_json
+from raysim.tracking.tracker import NullTracker, Tracker
+from raysim.ui import plots
+from raysim.ui.display import Display
+
+QUALITY, RUN, GRID = "quality.json", "run.json", "real_and_synthetic.png"
+PREVIEW_IMAGES = 80  # at least one a class
+
+
+def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
+    """Train the generator of a configuration and measure its quality; returns the folder with its weights.
+
+    SIGINT, SIGTERM and SIGHUP end the training after the step at hand, saved, with Interrupted.
+    """
+    with Display() as display, Signals() as signals:
+        display.line(f"raysim: reading {source}")
+        plain = read_yaml(source)
+        apply_overrides(plain, overrides)
+        config = validate(PretrainConfig, plain, str(source))
+        _check_sampling(config)
+        split = load(config.data)
+        display.line(f"{split.name}: {len(split.train_labels_N):,} training images; {config.steps:,} steps")
+        folder = Path(config.output).expanduser()
+        done = is_finished(folder, config)
+        if done and (not config.sampling.images or (folder / QUALITY).is_file()):
+            display.line(f"{folder} is finished; nothing to do")
+            return folder
+        tracker, status = _tracker(config, folder), "FAILED"
+        try:
+            _train(config, split, display, tracker, signals)
+            if is_finished(folder, config) and config.sampling.images:
+                _measure(config, split, display, tracker)
+            status = "FINISHED"
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise
+        finally:
+            tracker.finish(status)  # type: ignore[arg-type]
+            for problem in tracker.problems:
+                display.line(f"warning: {problem}")
+        return folder
+
+
+def _check_sampling(config: PretrainConfig) -> None:
+    if config.sampling.steps > config.train_steps:
+        raise UserError(
+            f"sampling.steps = {config.sampling.steps}: there are train_steps = {config.train_steps} timesteps; "
+            "use at most that"
+        )
+
+
+def _guidance(config: PretrainConfig) -> float:
+    return config.sampling.guidance if config.label_dropout > 0 else 1.0
+
+
+def _tracker(config: PretrainConfig, folder: Path) -> NullTracker:
+    """The MLflow run of this folder, the same one when a training is resumed."""
+    path, tracking = folder / RUN, config.tracking
+    before = read_json(path, "output").get("mlflow_run_id") if path.is_file() else None
+    tracker = Tracker.start(
+        tracking.uri, tracking.experiment, folder.name, config.model_dump(mode="json"), {"kind": "pretrain"},
+        before or None, folder,
+    )
+    if tracker.run_id:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps({"mlflow_run_id": tracker.run_id}).encode())
+    return tracker
+
+
+def _train(config: PretrainConfig, split: Split, display: Display, tracker: NullTracker, signals: Signals) -> None:
+    display.phase("steps")
+
+    def show(progress: dict[str, Any]) -> None:
+        shown = {k: v for k, v in progress.items() if k in ("loss", "images_per_s")}
+        display.round(progress["step"], config.steps, shown, progress.get("eta_s"))
+        tracker.log_round(progress["step"], {key: progress[key] for key in ("loss", "lr", "images_per_s")})
+
+    def preview(weights: Path, step: int) -> None:
+        per_class = max(1, PREVIEW_IMAGES // split.classes)
+        images, labels_M = _sample(config, split, weights, per_class * split.classes)
+        path = weights.parent / "samples" / f"step-{step:07d}.png"
+        tracker.log_figure(plots.image_grid(images, labels_M, split.class_names, path, per_class))
+
+    can_show = split.channels in (1, 3)
+    signals.ending = True  # only noted from here on, so that no step is left half done
+    train(config, split, show, preview if can_show else None, should_stop=lambda: bool(signals.names))
+    signals.ending = False
+    if signals.names:
+        display.line(f"stopped and saved in {config.output}; the same command goes on from there")
+        signals.check()
+
+
+def _sample(config: PretrainConfig, split: Split, weights: Path, count: int) -> tuple[ByteArray, IntArray]:
+    """`count` images, classes in turn, from streams that no federated run uses."""
+    from raysim.generation.ddpm import ddpm
+    from raysim.generation.pretrain_trainer import device_of
+
+    options = config.sampling
+    generator = ddpm(
+        split, str(device_of(config.device)), weights=str(weights.absolute()), sampler=options.sampler,
+        steps=options.steps, guidance=_guidance(config),
+    )
+    labels_M = np.arange(count, dtype=np.int64) % split.classes
+    seeds_M = np.array([rng.integer(config.seed, rng.PRETRAIN, -1, i) for i in range(count)], dtype=np.int64)
+    return generator.sample(labels_M, seeds_M), labels_M
+
+
+def _measure(config: PretrainConfig, split: Split, display: Display, tracker: NullTracker) -> None:
+    """Quality of the finished weights: printed, in quality.json, in the model card, as a figure, and in MLflow."""
+    from raysim.generation.quality import measure, table
+
+    folder, options = Path(config.output).expanduser(), config.sampling
+    display.line(f"quality: {options.images:,} images with {options.sampler}, {options.steps} steps ...")
+    images, labels_M = _sample(config, split, folder, options.images)
+    used = {"sampler": options.sampler, "steps": options.steps, "guidance": _guidance(config)}
+    quality = {**measure(split, images, labels_M, config.seed), "sampling": used, "steps_done": config.steps}
+    lines = table(quality)
+    for line in lines:
+        display.line(line)
+    sampled = f"Sampled with {options.sampler}, {options.steps} steps, guidance {_guidance(config)}."
+    add_to_card(folder, "quality", quality, "\n".join(["## Quality", "", sampled, "", *lines]))
+    if split.channels in (1, 3):
+        real = split.train_images, split.train_labels_N
+        tracker.log_figure(plots.comparison_grid(real, (images, labels_M), split.class_names, folder / GRID))
+    tracker.log_round(config.steps, {
+        "accuracy_from_synthetic": quality["accuracy"]["from_synthetic"],
+        "accuracy_from_real": quality["accuracy"]["from_real"],
+        "recognised": quality["recognised"],
+    })
+    write_atomic(folder / QUALITY, (json.dumps(quality, indent=2) + "\n").encode())
+    for name in (QUALITY, CARD):
+        tracker.log_artifact(folder / name)
+
+
+def load(section: dict[str, Any]) -> Split:
+    """The data set of a pretraining; with `public_frac`, its training images are those that no client owns."""
+    from raysim.data.splits import hold_out
+
+    name, fraction = str(section.get("name")), section.get("public_frac", 0.0)
+    problem = check_name("data", name)
+    if problem:
+        raise ConfigError([f"data.name: {problem}"])
+    given = {key: value for key, value in section.items() if key not in ("name", "public_frac")}
+    params, problems = check_parameters(resolve("data", name), given, "data", also=["name", "public_frac"])
+    if problems:
+        raise ConfigError(problems)
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
+        raise UserError(f"data.public_frac = {fraction!r}: give a number from 0 to below 1")
+    split: Split = hold_out(resolve("data", name)(**params), fraction)
+    if split.public_images is None or split.public_labels_N is None:
+        return split
+    return replace(split, train_images=split.public_images, train_labels_N=split.public_labels_N)

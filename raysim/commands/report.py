@@ -1,0 +1,163 @@
+"""What a run or a sweep showed, from the files it left: its summary, or means, paired differences and curves."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raysim.commands.sweep import table as sweep_table
+from raysim.core.errors import UserError
+from raysim.core.files import write_atomic
+from raysim.core.validation import nearest
+from raysim.lifecycle.directory import RunDirectory
+from raysim.ui import plots
+from raysim.ui.display import Display
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+METRICS = ("final_accuracy", "best_accuracy", "accuracy_auc")
+_AXIS = "axis."
+
+
+def report(path: str | Path, against: str | None = None) -> list[Path]:
+    """Print what is in the folder of a run or a sweep; returns the figures that belong to it.
+
+    against: the label of a sweep that the others are compared with, seed by seed; the first one of the first axis by
+    default.  A sweep's differences and curves are also written to its folder.
+    Raises UserError for a folder that is neither, or has nothing finished, and for a label that no run has.
+    """
+    folder = Path(path).expanduser()
+    with Display() as display:
+        if (folder / "runs.csv").is_file():
+            return _sweep(folder, against, display)
+        if not (folder / "run.json").is_file():
+            raise UserError(f"{path}: not the folder of a run or a sweep; they lie in output.dir, `runs` by default")
+        if against is not None:
+            raise UserError(f"--against = {against}: only the runs of a sweep can be compared; {path} is one run")
+        if not (folder / "summary.json").is_file():
+            raise UserError(f"{path}: this run has not finished{_why_not(folder)}; `--resume` goes on with it")
+        with _readable(folder / "summary.json"):
+            display.summary(RunDirectory(folder).read_json("summary.json"))
+        return sorted((folder / "figures").glob("*.png"))
+
+
+def _why_not(folder: Path) -> str:
+    """How a run ended, if it did."""
+    with contextlib.suppress(OSError, ValueError):
+        status = RunDirectory(folder).read_json("status.json")
+        return f" ({status['status']}{': ' if status['message'] else ''}{status['message']})"
+    return ""
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Errors from a file that is damaged, or was changed by hand, as UserError."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged or was changed: {' '.join(str(error).split())}") from error
+
+
+def _sweep(folder: Path, against: str | None, display: Display) -> list[Path]:
+    import pandas as pd
+
+    with _readable(folder / "runs.csv"):
+        runs = pd.read_csv(folder / "runs.csv", dtype={"group": str})
+        runs[list(METRICS)] = runs[list(METRICS)].astype(float)
+        finished = runs[runs["status"] == "FINISHED"]
+    if finished.empty:
+        raise UserError(f"{folder}: no run of this sweep has finished; `raysim sweep` goes on with it")
+    axis, label = _reference(finished, against)
+    display.line((folder / "table.txt").read_text(encoding="utf-8"))
+    asked = folder / "sweep.json"
+    with _readable(asked):
+        left = json.loads(asked.read_text(encoding="utf-8"))["runs"] - len(finished) if asked.is_file() else 0
+    if left:
+        display.line(f"note: {left} of {left + len(finished)} runs have not finished; `raysim sweep` goes on with them")
+    if axis is not None:
+        table = paired_differences(finished, axis, label)
+        write_atomic(folder / "paired.csv", table.to_csv(index=False).encode())
+        display.line(_text(table, label))
+    curves, missing = _curves(finished, axis, folder.parent)
+    if missing:
+        display.line(f"note: no curves of {missing} runs, whose metrics.parquet is not in {folder.parent} any more")
+    return [plots.accuracy_curves(curves, folder / "figures" / "accuracy.png")] if curves else []
+
+
+def _axes(runs: "pd.DataFrame") -> list[str]:
+    """The columns of all axes but the seed, in the order of the sweep file."""
+    return [name for name in runs.columns if name.startswith(_AXIS) and name != f"{_AXIS}seed"]
+
+
+def _reference(runs: "pd.DataFrame", against: str | None) -> tuple[str | None, str]:
+    """(axis, its label that the others are compared with); no axis if there is nothing to compare."""
+    labels = {axis: list(runs[axis].dropna().astype(str).unique()) for axis in _axes(runs)}
+    if against is None:
+        first = next(iter(labels), None)
+        return (None, "") if first is None else (first, labels[first][0])
+    for axis, values in labels.items():
+        if against in values:
+            return axis, against
+    known = [value for values in labels.values() for value in values]
+    raise UserError(
+        f"--against = {against}: no finished run is called so{nearest(against, known)} (labels: {', '.join(known)})"
+    )
+
+
+def paired_differences(runs: "pd.DataFrame", axis: str, label: str) -> "pd.DataFrame":
+    """Differences of each group from the runs of `label` on `axis` that share its seed and its place on other axes.
+
+    runs: finished ones, as in runs.csv.  Returns a row a group: n pairs, and for each metric the mean difference, its
+    standard deviation over pairs (n - 1 in the denominator) and in how many pairs it is above 0.
+    """
+    import pandas as pd
+
+    keys = [other for other in _axes(runs) if other != axis] + ["seed"]
+    reference = runs[runs[axis].astype(str) == label].set_index(keys)[list(METRICS)]
+    lines = []
+    for group, part in runs[runs[axis].astype(str) != label].groupby("group", sort=False):
+        differences = (part.set_index(keys)[list(METRICS)] - reference).dropna()
+        line: dict[str, Any] = {"group": group, "n": len(differences)}
+        for name, values in differences.items():
+            line[f"{name}_mean"], line[f"{name}_sd"] = values.mean(), values.std(ddof=1)
+            line[f"{name}_better"] = int((values > 0).sum())
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def _text(table: "pd.DataFrame", label: str) -> str:
+    lines = [[f"less {label}", "pairs", *(sweep_table.HEADINGS[name] for name in METRICS)]]
+    for entry in table.to_dict("records"):
+        cells = [
+            f"{entry[f'{name}_mean']:+.4f} +- {entry[f'{name}_sd']:.4f} ({entry[f'{name}_better']}/{entry['n']})"
+            for name in METRICS
+        ]
+        lines.append([str(entry["group"]), str(entry["n"]), *(cells if entry["n"] else ["-"] * len(cells))])
+    note = "paired differences, seed by seed: mean +- standard deviation (pairs in which it is above 0 / all pairs)"
+    return "\n".join([*sweep_table.aligned(lines), "", note]).replace("+- nan", "+- ?") + "\n"
+
+
+def _curves(
+    runs: "pd.DataFrame", axis: str | None, root: Path
+) -> tuple[dict[str, dict[str, "list[pd.DataFrame]"]], int]:
+    """(accuracy by round of every run, by panel and label, runs whose metrics are not in `root` any more).
+
+    The labels are those of `axis`; every combination of the others has a panel.
+    """
+    import pandas as pd
+
+    others = [other for other in _axes(runs) if other != axis]
+    curves: dict[str, dict[str, list[pd.DataFrame]]] = {}
+    missing = 0
+    for entry in runs.to_dict("records"):
+        path = root / Path(str(entry["run_directory"])).name / "metrics.parquet"
+        if not path.is_file():
+            missing += 1
+            continue
+        panel = ", ".join(str(entry[other]) for other in others)
+        label = str(entry[axis]) if axis is not None else "all runs"
+        metrics = pd.read_parquet(path, columns=["round", "accuracy"]).dropna()
+        curves.setdefault(panel, {}).setdefault(label, []).append(metrics)
+    return curves, missing

@@ -1,0 +1,184 @@
+"""A sweep's YAML file: a base configuration, a grid of values, and the checked configuration of every combination."""
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raysim.config.schema import PLUGIN_SECTIONS, Config, apply_overrides, load_config
+from raysim.config.yaml_io import parse_overrides, plain_copy, read_yaml
+from raysim.core.errors import ConfigError
+from raysim.core.validation import nearest, show
+
+SECTIONS = (*PLUGIN_SECTIONS, "update", "fine_tuning", "resources", "tracking", "output")
+METHOD = "method"
+_KEYS = ("base", "grid", "target_accuracy")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination: what is said of it on each axis, and its configuration.
+
+    labels: by axis, as texts.  group: those of all axes but `seed`, joined; runs of a group differ in their seed alone.
+    """
+
+    labels: dict[str, str]
+    group: str
+    config: Config
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.labels.values()) or "base"
+
+    @property
+    def slug(self) -> str:
+        """The name as a file name."""
+        return re.sub(r"[^A-Za-z0-9.=_]+", "-", self.name).strip("-.")[:100] or "cell"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A whole sweep.  notes: what reading the configurations changed."""
+
+    name: str
+    cells: list[Cell]
+    target_accuracy: float | None
+    notes: list[str]
+
+
+def read_sweep(path: str | Path, overrides: Iterable[str] = ()) -> Grid:
+    """Every combination of a sweep file, each configuration checked.
+
+    overrides: dotted keys that change the base (`rounds=2`), one axis (`grid.seed=[0]`) or `target_accuracy`.
+    Raises ConfigError that lists every problem of all cells, each with the cells that have it.
+    """
+    plain, texts = read_yaml(path), list(overrides)
+    texts = _apply_own(plain, texts)
+    problems = _problems(plain)
+    if problems:
+        raise ConfigError(problems, str(path))
+    clash = [text for text in texts if text.partition("=")[0].strip() in plain["grid"]]
+    if clash:
+        problems = [f"override {t!r}: the grid sets this key; change grid.{t.partition('=')[0]}" for t in clash]
+        raise ConfigError(problems, "the command line")
+    base, notes = _base(plain["base"], Path(path), texts)
+    axes = {axis: _choices(axis, values) for axis, values in plain["grid"].items()}
+    cells, found = _cells(base, axes, str(path))
+    return Grid(Path(path).stem, cells, plain.get("target_accuracy"), list(dict.fromkeys([*notes, *found])))
+
+
+def _apply_own(plain: dict[str, Any], texts: list[str]) -> list[str]:
+    """Set what the command line says of the sweep itself; returns the overrides left, which are for the base."""
+    left = []
+    for text, (steps, value) in zip(texts, parse_overrides(texts), strict=True):
+        if steps == ["target_accuracy"]:
+            plain["target_accuracy"] = value
+        elif steps[0] == "grid" and len(steps) > 1 and isinstance(plain.get("grid"), dict):
+            plain["grid"][".".join(steps[1:])] = value
+        else:
+            left.append(text)
+    return left
+
+
+def _problems(plain: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the sweep file itself."""
+    problems = [
+        f"{key} = {show(plain[key])}: no such key{nearest(key, _KEYS)} (valid keys here: {', '.join(_KEYS)})"
+        for key in plain
+        if key not in _KEYS
+    ]
+    base, grid, target = plain.get("base"), plain.get("grid"), plain.get("target_accuracy")
+    if base is None and grid is None and "rounds" in plain:
+        return ["this is the configuration of one run; use `raysim run`, or name it as `base` in a sweep file"]
+    if not isinstance(base, str | dict):
+        problems.append(f"base = {show(base)}: must be the path of a configuration, or a configuration itself")
+    if not isinstance(grid, dict) or not grid:
+        problems.append(f"grid = {show(grid)}: must be keys with lists of values, such as seed: [0, 1, 2]")
+    else:
+        problems += [problem for axis, values in grid.items() for problem in _axis_problems(axis, values)]
+    if target is not None and (isinstance(target, bool) or not isinstance(target, int | float) or not 0 < target <= 1):
+        problems.append(f"target_accuracy = {show(target)}: must be a number greater than 0 and at most 1")
+    return problems
+
+
+def _axis_problems(axis: str, values: Any) -> list[str]:
+    if not isinstance(values, list) or not values:
+        return [f"grid.{axis} = {show(values)}: must be a list with at least one value"]
+    labels = [label for label, _ in _choices(axis, values)]
+    return [
+        f"grid.{axis}: two values are called {label!r}; give each a `label` of its own"
+        for label in dict.fromkeys(labels)
+        if labels.count(label) > 1
+    ]
+
+
+def _choices(axis: str, values: list[Any]) -> list[tuple[str, list[str]]]:
+    """(label, overrides) of each value of an axis.
+
+    A mapping for a section changes its keys as overrides on the command line would; a text names its plug-in.
+    The axis `method` is for changes that go together: each value a mapping of dotted keys (and a `label`).
+    """
+    choices = []
+    for value in values:
+        keys, label = value, None
+        if isinstance(value, dict):
+            keys = {key: inner for key, inner in value.items() if key != "label"}
+            label = str(value["label"]) if "label" in value else None
+        if axis in (*SECTIONS, METHOD) and isinstance(keys, dict):
+            prefix = "" if axis == METHOD else f"{axis}."
+            overrides = [f"{prefix}{key}={json.dumps(inner)}" for key, inner in keys.items()]
+            label = label or _short(keys)
+        elif axis in PLUGIN_SECTIONS and isinstance(keys, str):
+            overrides, label = [f"{axis}.name={json.dumps(keys)}"], keys
+        else:
+            overrides = [f"{axis}={json.dumps(keys)}"]
+            label = label or f"{axis.rpartition('.')[2]} {show(keys)}"
+        choices.append((label, overrides))
+    return choices
+
+
+def _short(keys: Mapping[str, Any]) -> str:
+    """`fedeas` for {name: fedeas}, `fedeas {beta: 8}` with more keys."""
+    others = {key: value for key, value in keys.items() if key != "name"}
+    return " ".join([*([str(keys["name"])] if "name" in keys else []), *([show(others)] if others else [])])
+
+
+def _base(base: str | dict[str, Any], file: Path, overrides: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The base with the overrides of the command line; its MLflow experiment is that of the sweep."""
+    path = file.expanduser().parent / base if isinstance(base, str) else None
+    plain = read_yaml(path) if path is not None else plain_copy(base)  # type: ignore[arg-type]
+    tracking = plain.setdefault("tracking", {})
+    if isinstance(tracking, dict) and (path is not None or "experiment" not in tracking):
+        tracking["experiment"] = file.stem
+    return plain, apply_overrides(plain, overrides)
+
+
+def _cells(
+    base: dict[str, Any], axes: dict[str, list[tuple[str, list[str]]]], source: str
+) -> tuple[list[Cell], list[str]]:
+    """(every combination in the order of the file, notes); ConfigError with the problems of all of them."""
+    cells: list[Cell] = []
+    notes: list[str] = []
+    found: dict[str, list[str]] = {}
+    for choice in itertools.product(*axes.values()):
+        labels = {axis: label for axis, (label, _) in zip(axes, choice, strict=True) if len(axes[axis]) > 1}
+        group = ", ".join(label for axis, label in labels.items() if axis != "seed") or "base"
+        try:
+            config = load_config(base, [text for _, texts in choice for text in texts])
+        except ConfigError as error:
+            for problem in error.problems:
+                found.setdefault(problem, []).append(", ".join(labels.values()) or "base")
+            continue
+        notes += config.notes
+        cells.append(Cell(labels, group, config))
+    if found:
+        raise ConfigError([f"{problem} [{named(names)}]" for problem, names in found.items()], source)
+    return cells, notes
+
+
+def named(cells: list[str]) -> str:
+    """`cell "a"`, or `cell "a" and 5 more`."""
+    return f'cell "{cells[0]}"' + (f" and {len(cells) - 1} more" if len(cells) > 1 else "")

@@ -1,0 +1,116 @@
+"""What came out of a sweep: one row a run, and mean and standard deviation over seeds, as CSV and text."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raysim.commands.sweep.grid import Cell
+from raysim.core.files import write_atomic
+from raysim.lifecycle.directory import RunDirectory
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+METRICS = ("final_accuracy", "best_accuracy", "accuracy_auc", "images", "seconds")
+TARGET = "rounds_to_target"
+HEADINGS = {
+    "final_accuracy": "final acc.", "best_accuracy": "best acc.", "accuracy_auc": "AUC acc.", "images": "images",
+    "seconds": "seconds",
+}
+_DECIMALS = {"images": 0, "seconds": 1, TARGET: 1}
+
+
+def row(cell: Cell, finished: RunDirectory | None, cause: str, target: float | None) -> dict[str, Any]:
+    """Everything about one run that comparisons need; of a failed one, why."""
+    known = {
+        "group": cell.group, "seed": cell.config.seed, **{f"axis.{axis}": label for axis, label in cell.labels.items()},
+        "status": "FAILED" if finished is None else "FINISHED", "error": cause,
+    }
+    if finished is None:
+        return known
+    summary = finished.read_json("summary.json")
+    values = {
+        **{key: summary[key] for key in ("final_accuracy", "best_accuracy", "best_round", "accuracy_auc", "rounds")},
+        "images": summary["n_synthetic"],
+        "images_made": summary["n_synthetic_made"],
+        "seconds": summary["seconds"]["total"],
+        "seconds_generate": summary["seconds"].get("generate"),
+        "seconds_train": summary["seconds"].get("train"),
+    }
+    if target is not None:
+        values[TARGET] = rounds_to(finished, target)
+    keys = ("config_hash", "partition_sha256", "model_sha256", "mlflow_run_id")
+    return {**known, **values, **{key: summary[key] for key in keys}, "run_directory": str(finished.path)}
+
+
+def rounds_to(finished: RunDirectory, target: float) -> int | None:
+    """The first evaluated round whose accuracy is at least `target`; None if there is none."""
+    import pandas as pd
+
+    metrics = pd.read_parquet(finished.path / "metrics.parquet", columns=["round", "accuracy"])
+    reached = metrics[metrics["accuracy"] >= target]
+    return int(reached["round"].iloc[0]) if len(reached) else None
+
+
+def frames(rows: list[dict[str, Any]], target: float | None) -> "tuple[pd.DataFrame, pd.DataFrame]":
+    """(one row a run, one row a group with n, and mean and sd of each metric).
+
+    sd has n - 1 in its denominator (ddof 1), hence is NaN for one run.  Rounds to the target are averaged over the runs
+    that reached it, whose number stands beside.
+    """
+    import pandas as pd
+
+    runs = pd.DataFrame(rows)
+    names = [*METRICS, *([TARGET] if target is not None else [])]
+    runs = runs.reindex(columns=[*runs.columns, *(name for name in names if name not in runs.columns)])
+    lines = []
+    for group, part in runs.groupby("group", sort=False):
+        line: dict[str, Any] = {"group": group, "n": int((part["status"] == "FINISHED").sum())}
+        line["failed"] = len(part) - line["n"]
+        for name in names:
+            values = pd.to_numeric(part[name])
+            line[f"{name}_mean"], line[f"{name}_sd"] = values.mean(), values.std(ddof=1)
+        if target is not None:
+            line["reached_target"] = int(part[TARGET].notna().sum())
+        lines.append(line)
+    return runs, pd.DataFrame(lines)
+
+
+def write(directory: Path, rows: list[dict[str, Any]], target: float | None) -> None:
+    """runs.csv, table.csv and table.txt, each whole or not at all."""
+    runs, table = frames(rows, target)
+    write_atomic(directory / "runs.csv", runs.to_csv(index=False).encode())
+    write_atomic(directory / "table.csv", table.to_csv(index=False).encode())
+    write_atomic(directory / "table.txt", text(table, target).encode())
+
+
+def text(table: "pd.DataFrame", target: float | None) -> str:
+    """The table for people: one line a group, columns aligned."""
+    headings = ["", "runs", *(HEADINGS[name] for name in METRICS)]
+    headings += [f"rounds to {target:g}"] if target is not None else []
+    lines = [headings]
+    for _, entry in table.iterrows():
+        runs = f"{entry['n']}" + (f", {entry['failed']} failed" if entry["failed"] else "")
+        cells = [str(entry["group"]), runs, *(_cell(entry, name) for name in METRICS)]
+        if target is not None:
+            cells.append(f"{_cell(entry, TARGET)} ({entry['reached_target']}/{entry['n']})")
+        lines.append(cells)
+    notes = ["mean +- standard deviation over seeds (n - 1 in the denominator)"]
+    notes.append("seconds: of each run, if it was resumed since then; images from the cache of earlier runs cost none")
+    if target is not None:
+        notes.append(f"rounds to {target:g}: over the runs that reached it (how many of all)")
+    return "\n".join([*aligned(lines), "", *notes]) + "\n"
+
+
+def aligned(lines: list[list[str]]) -> list[str]:
+    """Lines of cells as text: columns of one width, a rule below the first line."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    drawn = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines]
+    return [drawn[0], "-" * max(map(len, drawn)), *drawn[1:]]
+
+
+def _cell(entry: "pd.Series", name: str) -> str:
+    """`0.9123 +- 0.0045`; the mean alone where there is one run, a dash where there is none."""
+    mean, sd, digits = entry[f"{name}_mean"], entry[f"{name}_sd"], _DECIMALS.get(name, 4)
+    if mean != mean:
+        return "-"
+    return f"{mean:,.{digits}f}" + ("" if sd != sd else f" +- {sd:,.{digits}f}")

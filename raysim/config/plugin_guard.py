@@ -1,0 +1,167 @@
+"""Plug-ins of the user's own at work: what they raise and what they answer, checked where they meet raysim."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from traceback import walk_tb
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from raysim.core.errors import RunError, UserError
+from raysim.core.records import ByteArray, IntArray, Partition, Split
+
+MOST_IMAGES = 1e15
+
+
+class blaming:
+    """A context in which plug-ins of the user's own run: what they raise ends as one message with file and line.
+
+    plugins: key of the configuration -> name, such as local.name -> mine:slow; those that come with raysim do not
+    count.  error: what is raised, UserError before the training and RunError in it.  What has no line of such a plug-in
+    in its traceback passes.
+    """
+
+    def __init__(self, plugins: Mapping[str, str], error: type[UserError | RunError] = UserError) -> None:
+        self.plugins, self.error = plugins, error
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if not isinstance(error, Exception | SystemExit) or isinstance(error, UserError | RunError):
+            return
+        found = blamed(error, self.plugins)
+        if found:
+            raise self.error(found) from error
+
+
+def blamed(error: BaseException, plugins: Mapping[str, str]) -> str:
+    """`local.name = mine:slow: ValueError: text (/home/me/mine.py:12)`; empty where none of these plug-ins took part.
+
+    The line is the innermost one in the package of such a plug-in.
+    """
+    found = ""
+    for frame, line in walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        owners = [f"{key} = {name}" for key, name in plugins.items() if _package(name) == package]
+        if owners:
+            where = f"{frame.f_code.co_filename}:{line}"
+            found = f"{' or '.join(owners)}: {type(error).__name__}: {error} ({where})"
+    return found
+
+
+def _package(name: str) -> str | None:
+    """Where a plug-in of the user's own lives; None for one of raysim's."""
+    return name.partition(":")[0].partition(".")[0] if ":" in name else None
+
+
+def ask_policy(
+    name: str, policy: Callable[..., Any], counts_KC: IntArray, params: Mapping[str, Any], key: str = "allocation.name"
+) -> IntArray:
+    """The quota of a policy, which sees the counts read-only; UserError unless it is whole numbers >= 0, K x C.
+
+    key: what names it in the configuration, for messages.
+    """
+    given_KC = counts_KC.view()
+    given_KC.flags.writeable = False
+    with blaming({key: name}):
+        answer = policy(given_KC, **params)
+    if not isinstance(answer, np.ndarray):
+        wrong = "None" if answer is None else f"a {type(answer).__name__}"
+    elif not np.issubdtype(answer.dtype, np.integer):
+        wrong = f"an array of {answer.dtype}"
+    elif answer.shape != counts_KC.shape:
+        wrong = f"an array of shape {answer.shape}"
+    elif answer.size and answer.min() < 0:
+        k, c = np.argwhere(answer < 0)[0]
+        wrong = f"{answer[k, c]} images for client {k} and class {c}"
+    elif answer.sum(dtype=np.float64) > MOST_IMAGES:
+        wrong = f"{answer.sum(dtype=np.float64):.3g} images in all, and raysim counts up to {MOST_IMAGES:.0e}"
+    else:
+        return answer.astype(np.int64, copy=False)
+    raise UserError(
+        f"{key} = {name}: it returned {wrong}; a policy must return a numpy array of whole numbers >= 0 (such as "
+        f"numpy.floor(...).astype(numpy.int64)), clients x classes, here of shape {counts_KC.shape}"
+    )
+
+
+def checked_images(images: Any, shape: tuple[int, ...], name: str) -> ByteArray:
+    """What a generator returned; RunError unless it is uint8 of `shape`, B x channels x height x width."""
+    if isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.shape == shape:
+        return images
+    is_array = isinstance(images, np.ndarray)
+    found = f"{images.dtype} of shape {images.shape}" if is_array else f"a {type(images).__name__}"
+    raise RunError(
+        f"generator.name = {name}: sample returned {found}; it must return uint8, images x channels x height x width, "
+        f"here of shape {shape}"
+    )
+
+
+def checked_split(split: Any, name: str) -> Split:
+    """What a data set of the user's own returned, its labels as int64; UserError that says what is wrong with it."""
+    where = f"data.name = {name}: it returned"
+    if not isinstance(split, Split):
+        raise UserError(f"{where} a {type(split).__name__}; a data set must return a raysim.core.records.Split")
+    train, test = _labels(split.train_labels_N), _labels(split.test_labels_N)
+    for part, images, labels_N in (("train", split.train_images, train), ("test", split.test_images, test)):
+        if not (isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4):
+            found = f"{images.dtype} of {images.ndim} dimensions" if isinstance(images, np.ndarray) else type(images)
+            raise UserError(f"{where} {part}_images of {found}; they must be uint8, N x channels x height x width")
+        if labels_N is None or len(labels_N) != len(images):
+            raise UserError(f"{where} {part}_labels_N that are not one whole number for each of {len(images)} images")
+        if len(labels_N) and not 0 <= labels_N.min() <= labels_N.max() < split.classes:
+            raise UserError(
+                f"{where} {part}_labels_N of {labels_N.min()} to {labels_N.max()}; the {split.classes} class_names "
+                f"allow 0 to {split.classes - 1}"
+            )
+    assert train is not None and test is not None
+    if not len(train):
+        raise UserError(f"{where} no training image; give some")
+    if len(test) and split.test_images.shape[1:] != split.train_images.shape[1:]:
+        raise UserError(f"{where} test images of another size than the training images; bring them to one size")
+    if not len(split.mean) == len(split.std) == split.channels or not all(s > 0 for s in split.std):
+        raise UserError(f"{where} mean and std that are not one number for each channel, std above 0")
+    return replace(split, train_labels_N=train, test_labels_N=test)
+
+
+def _labels(labels: Any) -> IntArray | None:
+    """As int64, or None if they are no flat array of whole numbers."""
+    is_flat = isinstance(labels, np.ndarray) and labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
+    return labels.astype(np.int64, copy=False) if is_flat else None
+
+
+def checked_partition(partition: Any, samples: int, classes: int, name: str, shared: bool) -> Partition:
+    """What a partition of the user's own returned; UserError that says what is wrong with it.
+
+    samples: rows of the training split.  shared: whether clients may own the same sample.
+    """
+    where = f"partition.name = {name}: it returned"
+    if not isinstance(partition, Partition):
+        raise UserError(
+            f"{where} a {type(partition).__name__}; a partition must return a raysim.core.records.Partition, such as "
+            "raysim.data.assigning.from_owners makes"
+        )
+    indices, offsets, labels = map(_labels, (partition.indices, partition.offsets_K1, partition.labels))
+    if indices is None or offsets is None or labels is None:
+        raise UserError(f"{where} indices, offsets_K1 or labels that are no flat arrays of whole numbers")
+    K = len(offsets) - 1
+    if K < 1 or offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():
+        raise UserError(f"{where} offsets_K1 that do not ascend from 0 to the number of indices, {len(indices)}")
+    if len(labels) != len(indices) or not {len(x) for x in _per_client(partition)} == {K}:
+        raise UserError(f"{where} labels, or values per client, that are not as many as the indices, or the clients")
+    if len(indices) and not 0 <= indices.min() <= indices.max() < samples:
+        raise UserError(f"{where} rows {indices.min()} to {indices.max()}; the training split has 0 to {samples - 1}")
+    if partition.classes != classes or (len(labels) and not 0 <= labels.min() <= labels.max() < classes):
+        raise UserError(f"{where} labels or a number of classes that the data set, with {classes} classes, has not")
+    if not shared and len(np.unique(indices)) < len(indices):
+        rows, times = np.unique(indices, return_counts=True)
+        raise UserError(
+            f"{where} row {rows[times > 1][0]} more than once; a sample belongs to one client, unless the function "
+            "has an attribute `replacement` that is True"
+        )
+    return replace(partition, indices=indices, offsets_K1=offsets, labels=labels)
+
+
+def _per_client(partition: Partition) -> tuple[Any, ...]:
+    return partition.rare_K, partition.noisy_K, partition.input_noise_K

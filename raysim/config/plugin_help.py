@@ -1,0 +1,34 @@
+"""The keys of one plug-in, for people: what each accepts, its default, what it is for."""
+
+import inspect
+
+from raysim.config.registry import KINDS, parameters, resolve
+from raysim.core.errors import UserError
+from raysim.core.validation import accepted, nearest, show
+
+
+def check_kind(kind: str) -> str:
+    """The kind itself; UserError with the right ones for any other."""
+    if kind not in KINDS:
+        raise UserError(f"no such kind of plug-in: {kind!r}{nearest(kind, KINDS)} (the kinds are {', '.join(KINDS)})")
+    return kind
+
+
+def describe(kind: str, name: str) -> list[str]:
+    """Docstring and keys of a plug-in, built-in or `module:attribute`, as lines; UserError for an unknown one."""
+    try:
+        plugin = resolve(check_kind(kind), name)
+        model = parameters(plugin)
+    except LookupError as error:
+        raise UserError(f"{kind} {name}: {error}") from error
+    prefix = f"partition.{name}" if kind == "modifier" else kind
+    lines = [f"{kind} {name}: {inspect.cleandoc(plugin.__doc__ or '')}", ""]
+    schema = model.model_json_schema()
+    for key, field in model.model_fields.items():
+        entry = schema["properties"][key]
+        default = "required" if field.is_required() else f"default {show(field.default)}"
+        about = entry.get("description") or next(
+            (branch["description"] for branch in entry.get("anyOf", []) if "description" in branch), ""
+        )
+        lines.append(f"  {prefix}.{key}: {accepted(entry, schema)} ({default})" + (f". {about}" if about else ""))
+    return lines if model.model_fields else [*lines, "  it takes no keys"]

@@ -1,0 +1,163 @@
+"""Finds plug-ins by name and checks their parameters against their own signatures.
+
+A plug-in is a plain function or a small class whose name is its name in YAML, listed in its module's `__all__`; a
+dotted `package.module:attribute` finds one anywhere. Positional parameters come from the engine; keyword-only
+parameters (all fields, for a dataclass) are the keys a user may write.
+"""
+
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import typing
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
+
+from raysim.core.validation import nearest, problems_of
+
+KINDS: dict[str, str] = {
+    "data": "raysim.data",
+    "partition": "raysim.data",
+    "modifier": "raysim.data",
+    "allocation": "raysim.allocation.policies",
+    "generator": "raysim.generation",
+    "model": "raysim.models.architectures",
+    "local": "raysim.local",
+    "aggregation": "raysim.aggregation.rules",
+    "server": "raysim.aggregation.server_optimisers",
+}
+_POSITIONAL = {
+    "data": (), "partition": ("labels_N", "classes", "rng"), "modifier": ("partition", "rng"),
+    "allocation": ("counts_KC",), "model": ("channels", "image_size", "classes"),
+}
+_ATTRIBUTES = {
+    "generator": ("sample", "fingerprint"),
+    "local": ("learning_rate", "loss", "step", "finish"),
+    "aggregation": ("needs", "streams", "weights"),
+    "server": ("init", "step"),
+}
+_MODULES = {"data": ("datasets", "files"), "partition": ("partitions",), "modifier": ("modifiers",)}
+
+
+@cache
+def available(kind: str) -> dict[str, tuple[str, str]]:
+    """Every built-in plug-in of a kind: name -> (module, first line of its docstring), read without importing it."""
+    found: dict[str, tuple[str, str]] = {}
+    for module, path in _sources(kind):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        public: list[str] = []
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+                public = ast.literal_eval(node.value)
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in public:
+                doc = (ast.get_docstring(node) or "").strip().split("\n")[0]
+                found[node.name] = (module, doc)
+    return found
+
+
+def _sources(kind: str) -> list[tuple[str, Path]]:
+    package = KINDS[kind]
+    root = Path(__file__).parents[1].joinpath(*package.split(".")[1:])
+    if root.is_dir():
+        names = _MODULES.get(kind) or sorted(p.stem for p in root.glob("*.py") if p.stem != "__init__")
+        return [(f"{package}.{n}", root / f"{n}.py") for n in names if (root / f"{n}.py").exists()]
+    return [(package, root.with_suffix(".py"))]
+
+
+def check_name(kind: str, name: str) -> str | None:
+    """A problem with this plug-in name, or None; imports nothing of ours."""
+    if ":" in name:
+        module = name.partition(":")[0]
+        try:
+            known = importlib.util.find_spec(module) is not None
+        except (ImportError, ValueError):
+            known = False
+        return None if known else f"module {module!r} cannot be found; is it installed or on PYTHONPATH?"
+    names = available(kind)
+    if name in names:
+        return None
+    return f"no such name{nearest(name, names) or ';'} known: {', '.join(sorted(names))}, or package.module:attribute"
+
+
+def resolve(kind: str, name: str) -> Callable[..., Any]:
+    """The plug-in called `name`; raises LookupError with the remedy."""
+    problem = check_name(kind, name)
+    if problem:
+        raise LookupError(problem)
+    module, _, attribute = name.partition(":") if ":" in name else (available(kind)[name][0], ":", name)
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except (ImportError, SyntaxError) as error:
+        raise LookupError(f"module {module!r} cannot be imported: {error}") from error
+    if not callable(found):
+        what = f"{attribute!r} is not a function or class" if found is not None else f"no attribute {attribute!r}"
+        raise LookupError(f"module {module!r}: {what}; write package.module:attribute")
+    if ":" in name and (lack := _lack(kind, found)):
+        raise LookupError(f"{attribute!r} in module {module!r} is no {kind} plug-in: {lack}")
+    return typing.cast(Callable[..., Any], found)
+
+
+def _lack(kind: str, plugin: Callable[..., Any]) -> str:
+    """What a plug-in from elsewhere lacks to be one of its kind; empty if nothing."""
+    if kind in _ATTRIBUTES:
+        missing = [attribute for attribute in _ATTRIBUTES[kind] if not hasattr(plugin, attribute)]
+        return f"it has no {', '.join(missing)}" if missing else ""
+    try:
+        inspect.signature(plugin).bind(*_POSITIONAL[kind], **_required(plugin))
+    except (TypeError, ValueError):
+        taken = ", ".join(_POSITIONAL[kind]) or "no positional parameter"
+        return f"it must take ({taken}), and its keys as keyword-only parameters"
+    return ""
+
+
+def _required(plugin: Callable[..., Any]) -> dict[str, None]:
+    given = inspect.signature(plugin).parameters.values()
+    return {p.name: None for p in given if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
+
+
+@cache
+def parameters(plugin: Callable[..., Any]) -> type[BaseModel]:
+    """A strict pydantic model of the keys that a plug-in takes; LookupError where its signature cannot be read."""
+    try:
+        return _model_of_signature(plugin)
+    except (NameError, PydanticUserError) as error:
+        reason = str(error).split(". ")[0]
+        raise LookupError(
+            f"the annotations of {plugin.__qualname__!r} cannot be used for keys ({reason}); annotate with numbers, "
+            "str, bool, Literal, lists and dicts, imported at the top of the module"
+        ) from error
+
+
+def _model_of_signature(plugin: Callable[..., Any]) -> type[BaseModel]:
+    fields: dict[str, Any] = {}
+    if dataclasses.is_dataclass(plugin):
+        hints = typing.get_type_hints(plugin, include_extras=True)
+        for f in dataclasses.fields(plugin):
+            default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+            fields[f.name] = (hints[f.name], ... if default is dataclasses.MISSING else default)
+    else:
+        target = plugin.__init__ if isinstance(plugin, type) else plugin  # type: ignore[misc]
+        hints = typing.get_type_hints(target, include_extras=True)
+        for p in inspect.signature(target).parameters.values():
+            if p.kind is inspect.Parameter.KEYWORD_ONLY:
+                fields[p.name] = (hints.get(p.name, Any), ... if p.default is inspect.Parameter.empty else p.default)
+    config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    return create_model(plugin.__name__, __config__=config, **fields)
+
+
+def check_parameters(
+    plugin: Callable[..., Any], given: dict[str, Any], prefix: str, also: Iterable[str] = ()
+) -> tuple[dict[str, Any], list[str]]:
+    """(all parameters with defaults filled in, problems).  also: keys of the section that are not the plug-in's."""
+    model = parameters(plugin)
+    try:
+        checked = model.model_validate(given)
+    except ValidationError as error:
+        return given, problems_of(error, model, given, prefix, also)
+    return {name: getattr(checked, name) for name in model.model_fields}, []

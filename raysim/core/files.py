@@ -1,0 +1,125 @@
+"""Files that are there whole or not at all, and cache files with a description and a checksum."""
+
+import hashlib
+import json
+import math
+import os
+import secrets
+import struct
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from raysim.core.records import ByteArray
+
+STALE_S = 3600.0  # a temporary file older than this belongs to no living writer
+_HEADER_LIMIT = 65_536
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new one, never a part.
+
+    Raises OSError, with the old content intact.
+    """
+    atomically(path, lambda temporary: temporary.write_bytes(data))
+
+
+def atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Call `write` with a temporary path beside `path`, force it to the disk, and rename it into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        write(temporary)
+        _sync(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_checked(path: Path, described: Mapping[str, Any], *parts: ByteArray) -> None:
+    """Write a cache file: a description, and the bytes of `parts`, with their checksum.
+
+    described: plain data for JSON.  Raises OSError, with nothing left behind.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.data)
+    header = json.dumps({**described, "sha256": digest.hexdigest()}).encode()
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            file.write(struct.pack("<I", len(header)) + header)
+            for part in parts:
+                file.write(part.data)
+
+    atomically(path, write)
+
+
+def read_header(file: BinaryIO) -> dict[str, Any] | None:
+    """The description at the start of a cache file, with `count` and `shape` (3 sides) as numbers; None if damaged."""
+    try:
+        size = struct.unpack("<I", file.read(4))[0]
+        header = json.loads(file.read(size)) if size <= _HEADER_LIMIT else None
+    except (ValueError, struct.error):
+        return None
+    if not isinstance(header, dict) or not isinstance(header.get("sha256"), str):
+        return None
+    numbers = [header.get("count"), *header["shape"]] if isinstance(header.get("shape"), list) else [None]
+    sane = len(numbers) == 4 and all(isinstance(n, int) and 0 <= n < 2**40 for n in numbers)
+    return header if sane else None
+
+
+def read_checked(path: Path, extra_bytes: int = 0) -> tuple[dict[str, Any], ByteArray] | None:
+    """(description, bytes) of a cache file of `count` images of a `shape`; None for one that is damaged.
+
+    extra_bytes: of each image, beside its pixels.  Raises OSError where the file cannot be read.
+    """
+    with path.open("rb") as file:
+        header = read_header(file)
+        if header is None:
+            return None
+        expected = header["count"] * (extra_bytes + math.prod(header["shape"]))
+        if path.stat().st_size - file.tell() != expected:
+            return None
+        body = np.fromfile(file, np.uint8)
+    sound = len(body) == expected and hashlib.sha256(body.data).hexdigest() == header["sha256"]
+    return (header, body) if sound else None
+
+
+def delete(path: Path) -> str:
+    """Delete a file; returns why it stays, or an empty text."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        return f"cannot be deleted ({error.strerror})"
+    return ""
+
+
+def file_bytes(path: Path) -> int:
+    """The size of a file; 0 for one that another run has deleted since it was listed."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def sweep(folder: Path) -> None:
+    """Delete what a killed writer left behind."""
+    for path in folder.glob(".*.tmp"):
+        try:
+            if time.time() - path.stat().st_mtime > STALE_S:
+                path.unlink(missing_ok=True)
+        except OSError:  # another run was quicker, or owns it: nothing depends on it
+            continue

@@ -1,0 +1,101 @@
+"""From decisions (how many samples of each class go to each client) to a Partition, with the checks all kinds share."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from raysim.core.errors import UserError
+from raysim.core.records import FloatArray, IntArray, Partition
+
+
+def from_owners(owner_N: IntArray, rows_N: IntArray, labels_N: IntArray, clients: int, classes: int) -> Partition:
+    """The partition in which client owner_N[i] owns training sample rows_N[i]; each client's rows ascend."""
+    order = np.lexsort((rows_N, owner_N))
+    sizes_K = np.bincount(owner_N, minlength=clients)
+    return from_indices(rows_N[order], sizes_K, labels_N, classes)
+
+
+def from_indices(indices: IntArray, sizes_K: IntArray, labels_N: IntArray, classes: int) -> Partition:
+    """The partition of flat `indices`, client after client, untouched by any modifier."""
+    offsets_K1 = np.concatenate([[0], np.cumsum(sizes_K)]).astype(np.int64)
+    clients = len(sizes_K)
+    return Partition(
+        indices=indices.astype(np.int64),
+        offsets_K1=offsets_K1,
+        labels=labels_N[indices].astype(np.int64),
+        classes=classes,
+        rare_K=np.zeros(clients, dtype=np.bool_),
+        noisy_K=np.zeros(clients, dtype=np.bool_),
+        input_noise_K=np.zeros(clients, dtype=np.float64),
+    )
+
+
+def deal(counts_CK: IntArray, labels_N: IntArray, rng: np.random.Generator) -> Partition:
+    """Give client k counts_CK[c, k] samples of class c, drawn at random; every class must be dealt out completely."""
+    classes, clients = counts_CK.shape
+    rows, owners = [], []
+    for c in range(classes):
+        rows.append(rng.permutation(np.flatnonzero(labels_N == c)))
+        owners.append(np.repeat(np.arange(clients), counts_CK[c]))
+    return from_owners(np.concatenate(owners), np.concatenate(rows), labels_N, clients, classes)
+
+
+def require_samples(labels_N: IntArray, clients: int, min_samples: int = 1) -> None:
+    """UserError unless every client can have `min_samples` (at least one): simple arithmetic, before any draw."""
+    samples, least = len(labels_N), max(min_samples, 1)
+    if clients < 1:
+        raise UserError(f"partition.clients = {clients}: there must be at least one client")
+    if clients > samples:
+        raise UserError(f"partition.clients = {clients}: there are only {samples} training samples; use fewer clients")
+    if min_samples < 0 or clients * least > samples:
+        raise UserError(
+            f"partition.min_samples = {min_samples}: {clients} clients x {min_samples} = {clients * min_samples}, "
+            f"but there are {samples} training samples; use a minimum in 0..{samples // clients}"
+        )
+
+
+def require_alpha(alpha: float) -> None:
+    """UserError unless alpha is one positive, finite number."""
+    is_number = isinstance(alpha, int | float | np.integer | np.floating) and not isinstance(alpha, bool)
+    if not (is_number and math.isfinite(alpha) and alpha > 0):
+        raise UserError(f"partition.alpha = {alpha!r}: must be one number greater than 0 and finite, such as 0.1")
+
+
+def redraw(
+    draw: Callable[[], IntArray | None],
+    clients: int,
+    classes: int,
+    alpha: float,
+    min_samples: int,
+    loops: int = 1,
+) -> IntArray:
+    """counts_CK of the first draw in which every client has `min_samples`; None from `draw` is a failed attempt.
+
+    loops: interpreted steps in one draw.  The number of attempts follows from the sizes alone, a few seconds' worth,
+    so that success or failure never depends on the machine.  Raises UserError with the best minimum reached.
+    """
+    attempts = max(10, min(10_000, 10_000_000 // (clients * classes), 200_000 // loops))
+    best = -1
+    for _ in range(attempts):
+        counts_CK = draw()
+        if counts_CK is None:
+            continue
+        smallest = int(counts_CK.sum(axis=0).min())
+        if smallest >= min_samples:
+            return counts_CK
+        best = max(best, smallest)
+    reached = f"the best left a client with {best}" if best >= 0 else "no draw was a finite number"
+    raise UserError(
+        f"partition.min_samples = {min_samples}: not reached in {attempts} attempts with partition.alpha = {alpha} and "
+        f"partition.clients = {clients}; {reached}. Use a larger alpha, fewer clients, or a smaller min_samples"
+    )
+
+
+def cut_counts(shares_K: FloatArray, n_class: IntArray | int) -> IntArray:
+    """Cut points floor(cumsum(shares) * n_class) along the last axis, as the number of samples between them."""
+    cuts = np.floor(np.cumsum(shares_K, axis=-1) * np.asarray(n_class)[..., None]).astype(np.int64)
+    cuts = np.minimum(cuts, np.asarray(n_class)[..., None])
+    cuts[..., -1] = n_class  # the last client takes what rounding left
+    counts: IntArray = np.diff(cuts, axis=-1, prepend=0)
+    return counts

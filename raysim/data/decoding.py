@@ -1,0 +1,81 @@
+"""PNG, JPEG and other encoded images to one uint8 array."""
+
+import io
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from raysim.core.errors import UserError
+from raysim.core.records import ByteArray
+
+_CHUNK = 64
+_THREADED_BYTES = 40_000  # of an image; threads that decode smaller ones wait for each other longer than they decode
+_GREY = {"1", "L", "LA"}
+_DEEP = {"I", "F", "I;16", "I;16B", "I;16L", "I;16N"}
+_UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
+
+
+class _ColourFound(Exception):
+    """A colour image among grey ones: all are read as colour."""
+
+
+def decode_images(count: int, read: Callable[[int], bytes | None], where: Callable[[int], str]) -> ByteArray:
+    """`count` encoded images as uint8 N x channels x H x W, one channel if all are grey, else three.
+
+    read: the bytes of image i.  where: its name, for messages.
+    Raises UserError that names the first image that is missing, cannot be read, has more than 8 bits a channel, or
+    differs in size from the first one.
+    """
+    if count == 0:
+        return np.empty((0, 3, 0, 0), dtype=np.uint8)
+    try:
+        return _decode_as("L", count, read, where)
+    except _ColourFound:
+        return _decode_as("RGB", count, read, where)
+
+
+def _decode_as(mode: str, count: int, read: Callable[[int], bytes | None], where: Callable[[int], str]) -> ByteArray:
+    first = _decode(read(0), mode, where(0))
+    images = np.empty((count, *first.shape), dtype=np.uint8)
+
+    def decode_chunk(start: int) -> None:
+        for i in range(start, min(start + _CHUNK, count)):
+            image = _decode(read(i), mode, where(i))
+            if image.shape != first.shape:
+                raise UserError(
+                    f"{where(i)}: the image is {_size(image)} pixels, the first one {_size(first)}; "
+                    "bring all images to one size"
+                )
+            images[i] = image
+
+    # pillow decodes without holding the interpreter's lock; map re-raises the error of the earliest chunk.
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        each = map if first.nbytes < _THREADED_BYTES else pool.map
+        list(each(decode_chunk, range(0, count, _CHUNK)))
+    return images
+
+
+def _size(image: ByteArray) -> str:
+    return f"{image.shape[1]} x {image.shape[2]}"
+
+
+def _decode(blob: bytes | None, mode: str, where: str) -> ByteArray:
+    if blob is None:
+        raise UserError(f"{where}: there is no image (null); remove the row")
+    try:
+        with Image.open(io.BytesIO(blob)) as image:
+            if image.mode in _DEEP:
+                raise UserError(f"{where}: more than 8 bits a channel ({image.mode}); convert the image to 8 bits")
+            if mode == "L" and image.mode not in _GREY:
+                raise _ColourFound
+            pixels = np.asarray(image if image.mode == mode else image.convert(mode))
+    except UnidentifiedImageError as error:
+        raise UserError(f"{where}: the image cannot be read (no known format); replace or remove it") from error
+    except _UNREADABLE as error:
+        raise UserError(f"{where}: the image cannot be read ({error}); replace or remove it") from error
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

@@ -1,0 +1,144 @@
+"""Partitions in files: explicit lists of training rows, as JSON that a person can write or as numpy arrays."""
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raysim.core.errors import UserError
+from raysim.core.records import IntArray, Partition
+from raysim.data.assigning import from_indices
+
+_ARRAYS = {
+    "indices": np.int64,
+    "offsets_K1": np.int64,
+    "labels": np.int64,
+    "rare_K": np.bool_,
+    "noisy_K": np.bool_,
+    "input_noise_K": np.float64,
+}
+
+
+def check_target(path: str | Path) -> None:
+    """UserError unless a partition can be saved there; makes the folder."""
+    target = Path(path).expanduser()
+    if target.suffix not in (".json", ".npz"):
+        raise UserError(f"--save-partition = {path}: a partition is saved as .json or .npz; name the file so")
+    make_folder(target.parent, "--save-partition")
+
+
+def make_folder(folder: Path, key: str) -> None:
+    """Make a folder that is to be written to; UserError naming `key` if that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{key}: the folder {folder} cannot be made ({error.strerror}); name another") from error
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{key}: the folder {folder} cannot be written to; name another")
+
+
+def save_partition(partition: Partition, path: str | Path) -> None:
+    """Write a partition to a .json or .npz file; the partition `file` reads it back with the same hash."""
+    target = Path(path).expanduser()
+    if partition.drawn is not None:
+        raise UserError(f"{target}: {partition.clients:,} clients drawn one by one are not saved; use under 100,000")
+    arrays = {name: getattr(partition, name) for name in _ARRAYS}
+    arrays["classes"] = np.int64(partition.classes)
+    arrays["replacement"] = np.bool_(len(np.unique(partition.indices)) < len(partition.indices))
+    check_target(target)
+    if target.suffix == ".npz":
+        np.savez_compressed(target, **arrays)
+    else:
+        target.write_text(json.dumps({name: value.tolist() for name, value in arrays.items()}), encoding="utf-8")
+
+
+def read_partition(path: str, labels_N: IntArray, classes: int) -> Partition:
+    """The partition in a .json or .npz file, checked against the labels of the training split."""
+    source = Path(path).expanduser()
+    where = f"partition.path = {path!r}"
+    if not source.is_file():
+        raise UserError(f"{where}: {source.absolute()} does not exist or is not a file; give the path of index lists")
+    content = _load(source, where)
+    if isinstance(content, list):
+        return _from_lists(content, labels_N, classes, where)
+    missing = [name for name in (*_ARRAYS, "classes", "replacement") if name not in content]
+    if missing:
+        raise UserError(f"{where}: {', '.join(missing)} missing; save it again, or give one list of rows per client")
+    try:
+        arrays = {name: _as(content[name], dtype) for name, dtype in _ARRAYS.items()}
+        saved_classes, replacement = int(content["classes"]), bool(content["replacement"])
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: not arrays of numbers ({error}); save the partition again") from error
+    partition = Partition(classes=saved_classes, **arrays)
+    _check_saved(partition, classes, where)
+    _check_rows(partition.indices, len(labels_N), replacement, where)
+    return partition
+
+
+def _load(source: Path, where: str) -> Any:
+    try:
+        if source.suffix == ".npz":
+            with np.load(source, allow_pickle=False) as archive:
+                return dict(archive)
+        content = json.loads(source.read_text(encoding="utf-8"))
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{where}: cannot be read ({error}); give a .json or .npz file of index lists") from error
+    if isinstance(content, dict) and isinstance(content.get("clients"), list):
+        content = content["clients"]
+    if not isinstance(content, list | dict):
+        raise UserError(f"{where}: should hold one list of training rows per client")
+    return content
+
+
+def _as(value: Any, dtype: type) -> Any:
+    array = np.asarray(value)
+    if array.ndim != 1 or (len(array) and not np.can_cast(array.dtype, dtype, casting="safe")):
+        raise ValueError(f"{array.dtype} array of {array.ndim} dimensions")
+    return array.astype(dtype)
+
+
+def _from_lists(lists: list[Any], labels_N: IntArray, classes: int, where: str) -> Partition:
+    for k, rows in enumerate(lists):
+        if not (isinstance(rows, list) and rows and all(type(row) is int for row in rows)):
+            raise UserError(f"{where}: client {k} should be a non-empty list of whole numbers, its training rows")
+    if not lists:
+        raise UserError(f"{where}: there is no client in it; give one list of training rows per client")
+    indices = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in lists])
+    _check_rows(indices, len(labels_N), False, where)
+    return from_indices(indices, np.array([len(rows) for rows in lists]), labels_N, classes)
+
+
+def _check_saved(partition: Partition, classes: int, where: str) -> None:
+    offsets, samples, clients = partition.offsets_K1, len(partition.indices), partition.clients
+    per_client = (partition.rare_K, partition.noisy_K, partition.input_noise_K)
+    consistent = (
+        clients >= 1
+        and offsets[0] == 0
+        and offsets[-1] == samples == len(partition.labels)
+        and bool((np.diff(offsets) >= 0).all())
+        and all(len(column) == clients for column in per_client)
+    )
+    if not consistent:
+        raise UserError(f"{where}: offsets, rows and labels do not fit together; save the partition again")
+    in_range = not samples or 0 <= partition.labels.min() <= partition.labels.max() < classes
+    if partition.classes != classes or not in_range:
+        raise UserError(
+            f"{where}: made for {partition.classes} classes, but the data set has {classes}; "
+            "use the data set it was made for"
+        )
+
+
+def _check_rows(indices: IntArray, samples: int, replacement: bool, where: str) -> None:
+    if len(indices) and not 0 <= indices.min() <= indices.max() < samples:
+        wrong = indices[(indices < 0) | (indices >= samples)][0]
+        raise UserError(
+            f"{where}: row {wrong} does not exist; the training split has rows 0..{samples - 1} (counted after "
+            "data.train_samples); use the data set it was made for"
+        )
+    if not replacement:
+        rows, times = np.unique(indices, return_counts=True)
+        if (times > 1).any():
+            raise UserError(f"{where}: row {rows[times > 1][0]} stands twice; a sample belongs to one client at most")

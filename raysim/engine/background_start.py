@@ -1,0 +1,71 @@
+"""Ray starts, and its workers load torch, while the driver does something else."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Self
+
+from raysim.config.schema import Resources
+from raysim.core.signals import Signals
+from raysim.engine.pool import Pool
+from raysim.engine.session import Session, starts_here
+
+
+class RayStart:
+    """The Ray session of a run: one that was given, or one of its own, which may begin to start before it is needed.
+
+    A context manager, which ends a session of its own. A Ray on this machine is started by a thread; a cluster is
+    joined by the main thread, when the session is asked for.  alone: whether the session serves this run only.
+    """
+
+    def __init__(self, signals: Signals, given: Session | None = None) -> None:
+        self._signals, self._given, self.alone = signals, given, given is None
+        self._stack = contextlib.ExitStack()
+        self._started: Future[Session] | None = None
+
+    def begin(self, resources: Resources, equip: Callable[[Pool], None]) -> None:
+        """Start Ray and the workers in the background, if Ray is to be started here at all.
+
+        equip: gives new workers, in that thread, what they need before anything else.
+        """
+        if self._given is not None or not starts_here(resources):
+            return
+        self._started, over = Future(), threading.Event()
+        thread = threading.Thread(target=_hold, args=(resources, equip, self._started, over), daemon=True)
+        thread.start()
+        self._stack.callback(thread.join)
+        self._stack.callback(over.set)
+
+    def session(self, resources: Resources) -> Session:
+        """The session, as soon as it is there.  Raises UserError or RunError where there is none."""
+        if self._given is not None:
+            return self._given
+        if self._started is None:
+            return self._stack.enter_context(Session(resources))
+        return self._started.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._signals.held():  # a Ray that is still starting is waited for: it cannot be stopped half-way
+            self._stack.close()
+
+
+def _hold(
+    resources: Resources, equip: Callable[[Pool], None], started: "Future[Session]", over: threading.Event
+) -> None:
+    """Open a session and its workers, equip these, and close it when `over` is set.
+
+    One thread does both, and lives as long: the system ends Ray's processes with the thread that started them.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            session = stack.enter_context(Session(resources, over.is_set))
+            equip(session.pool(resources))
+        except Exception as error:  # noqa: BLE001 - raised by `session`, in the thread that can act on it
+            started.set_exception(error)
+            return
+        started.set_result(session)
+        over.wait()

@@ -1,0 +1,159 @@
+"""What a worker does with its clients: each starts from the global model, trains, and says what it sends."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from torch import Tensor
+
+from raysim.aggregation.oui_probe import Probe
+from raysim.config.plugin_guard import blamed
+from raysim.config.update_options import RESIDUAL
+from raysim.core import rng
+from raysim.core.records import ClientReport, ClientTask, ModelState, Partition, Split
+from raysim.engine.messages import Failure, WorkerSetup
+from raysim.engine.reduce import Diverged, checked_norm
+from raysim.local import batchnorm
+from raysim.local.batched.on_cpu import ClientBatch, Member
+from raysim.local.batched.on_gpu import StackedBatch
+from raysim.local.compression import send
+from raysim.local.loop import ClientData, Job, LocalResult, client_data, train_client
+from raysim.models.flat_model import FlatModel, ImageScale, build_model
+
+Vectors = dict[str, Tensor]
+Trained = tuple[ClientReport, Vectors, dict[str, Any] | None]
+"""A client's report, its update, and its new state where the algorithm keeps one."""
+Begun = tuple[Member, Vectors, Tensor | None]
+"""A client that can start, what it remembers, and of that, what it has not sent yet of earlier updates."""
+
+
+class LocalTraining:
+    """The resident model, and the training of one client after another or of several at once."""
+
+    def __init__(self, setup: WorkerSetup, split: Split, partition: Partition, device: str) -> None:
+        self.setup, self.split, self.partition, self.device = setup, split, partition, device
+        module = build_model(setup.model.build, split.channels, split.image_size, split.classes, setup.seed)
+        self.model = FlatModel(module, device)
+        self.algorithm = setup.local.build()
+        self.probe = Probe(setup.measure["oui"], setup.seed) if "oui" in setup.measure else None
+        self.scale = ImageScale(split.mean, split.std, "crop" in setup.augment, "flip" in setup.augment)
+        self.fixed_statistics = setup.buffers == "global"
+        self.batch = self._batch() if setup.client_batching else None
+
+    def _batch(self) -> ClientBatch | StackedBatch | None:
+        """What trains several clients at once here, if anything does."""
+        model, algorithm, scale, bf16 = self.model, self.algorithm, self.scale, self.setup.bf16
+        if self.device == "cpu":
+            return None if bf16 else ClientBatch.of(model, algorithm, scale)
+        return StackedBatch.of(model, algorithm, scale, bf16, (self.split.channels, *self.split.image_size))
+
+    def start_from(self, round_: int, state: ModelState) -> None:
+        """Bring the global model to the device once, for all clients of a call."""
+        self.round = round_
+        self.model.load(state)
+        self.start = self.model.snapshot()
+        self.extra = {name: torch.from_numpy(v.copy()).to(self.device) for name, v in state.extra.items()}
+
+    def train(self, tasks: Sequence[ClientTask]) -> Iterator[tuple[int, Trained | Failure]]:
+        """(position in `tasks`, how it went) of each client, in any order."""
+        for places in self._groups(tasks):
+            group = [tasks[i] for i in places]
+            for i, task, trained in zip(places, group, self._together(group), strict=True):
+                try:
+                    yield i, self._answer(task, *(trained or self._alone(task)))
+                except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the driver names the client
+                    yield i, self._failure(task.client, error)
+
+    def _groups(self, tasks: Sequence[ClientTask]) -> list[list[int]]:
+        if self.batch is None:
+            return [[i] for i in range(len(tasks))]
+        return self.batch.groups([task.n_real + task.n_synthetic for task in tasks], self.split.image_bytes)
+
+    def _together(self, tasks: Sequence[ClientTask]) -> Iterable[tuple[Begun, LocalResult, Tensor] | None]:
+        """Each client's part of `_answer`, trained as a group; None for those that are to train alone.
+
+        Where a group fails, its clients train one by one, to the same bits, so that the one at fault is found.
+        """
+        if self.batch is not None and len(tasks) >= self.batch.least:
+            try:
+                begun = [self._begin(task) for task in tasks]
+                trained = self.batch.train([member for member, *_ in begun], self.setup.seed)
+            except Exception:  # noqa: BLE001 - whatever it is, it comes again where it belongs
+                return [None] if len(tasks) == 1 else [found for task in tasks for found in self._together([task])]
+            return [(b, result, params_P) for b, (result, params_P) in zip(begun, trained, strict=True)]
+        return [None] * len(tasks)
+
+    def _begin(self, task: ClientTask) -> Begun:
+        data, kept = self.load(task)
+        residual_P = kept.pop(RESIDUAL, None)
+        job = Job(
+            self.model, self.start["params"], self.algorithm.learning_rate(self.round), self.round, task.client,
+            len(data.labels_N), extra=dict(self.extra), state=kept or None,
+        )
+        return Member(job, data), kept, residual_P
+
+    def _alone(self, task: ClientTask) -> tuple[Begun, LocalResult, Tensor]:
+        begun = self._begin(task)
+        member, seed = begun[0], self.setup.seed
+        result = train_client(
+            member.job, self.algorithm, member.data, self.scale, seed, self.setup.bf16, self.fixed_statistics
+        )
+        return begun, result, self.model.params_P
+
+    def _answer(self, task: ClientTask, begun: Begun, result: LocalResult, params_P: Tensor) -> Trained:
+        """What a client that has trained to these parameters says and sends."""
+        (member, kept, residual_P), k = begun, task.client
+        job = member.job
+        self.model.params_P.copy_(params_P)  # does nothing where they are the model's own
+        delta_P, residual_P, seen = self._send(self.model.params_P.detach() - job.start_P, residual_P, k)
+        update = {"delta": delta_P, "buffers": self.model.buffers_F.clone(), "counters": self.model.counters.clone()}
+        update.update({name: job.kept[name] for name in self.algorithm.summed})
+        norm = checked_norm(result.loss, update)
+        measured = self.probe.measure(self.model, self.scale, k, member.data, self.split) if self.probe else {}
+        report = ClientReport(
+            k, task.n_real, task.n_synthetic, result.steps, self.algorithm.effective_steps(job), result.loss, norm,
+            result.seconds, {**measured, **seen},
+        )
+        further = {} if residual_P is None else {RESIDUAL: residual_P}
+        if self.setup.buffers == "local":
+            further |= batchnorm.put_by(self.model)
+        if result.state is None and not further:
+            return report, update, None
+        after = {**(kept if result.state is None else result.state), **further}
+        return report, update, {name: t.cpu().numpy() for name, t in after.items()}
+
+    def load(self, task: ClientTask) -> tuple[ClientData, Vectors]:
+        """A client's samples and what it remembers, and the model where the client starts."""
+        k = task.client
+        rows_N, labels_N = self.partition.client(k)
+        synthetic = None if task.synthetic is None else ray.get(task.synthetic)
+        noise_std = float(self.partition.input_noise_K[k])
+        noise_rng = rng.stream(self.setup.seed, rng.MODIFIER, k) if noise_std else None
+        data = client_data(self.split.train_images, rows_N, labels_N, synthetic, task.quota_C, noise_std, noise_rng)
+        self.model.restore(self.start)
+        kept = {} if task.state is None else tensors(ray.get(task.state), self.device)
+        batchnorm.take_up(self.model, kept)
+        return data, kept
+
+    def _send(
+        self, delta_P: Tensor, residual_P: Tensor | None, client: int
+    ) -> tuple[Tensor, Tensor | None, dict[str, float]]:
+        """(the update as the client sends it, what it remembers of the rest, what there is to say about it)."""
+        options = self.setup.update
+        if not options.changes_updates:
+            return delta_P, None, {}
+        checked_norm(0.0, {"delta": delta_P})  # before the largest values of something that is not finite are chosen
+        return send(delta_P, residual_P, options, self.setup.seed, self.round, client)
+
+    def _failure(self, client: int, error: Exception) -> Failure:
+        diverged = isinstance(error, Diverged)
+        plugins = {"local.name": self.setup.local.name, "model.name": self.setup.model.name}
+        cause = blamed(error, plugins) or (str(error) if diverged else f"{type(error).__name__}: {error}")
+        return Failure(client, cause, diverged)
+
+
+def tensors(arrays: dict[str, Any], device: str) -> Vectors:
+    """Tensors of their own, never views of shared memory."""
+    return {name: torch.from_numpy(np.array(a)).to(device) for name, a in arrays.items()}

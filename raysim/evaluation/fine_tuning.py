@@ -1,0 +1,37 @@
+"""The global model after a client has trained it on its own samples: what personalisation by fine-tuning would give."""
+
+import numpy as np
+
+from raysim.config.sections import FineTuning
+from raysim.core.records import FloatArray, IntArray, Split
+from raysim.evaluation.accuracy import by_class, chunks, evaluate_chunks
+from raysim.local.loop import ClientData, Job, train_client
+from raysim.local.sgd import sgd
+from raysim.models.flat_model import FlatModel, ImageScale
+
+
+def tune(
+    model: FlatModel, data: ClientData, scale: ImageScale, options: FineTuning, seed: int, round_: int, client: int,
+    fixed_statistics: bool,
+) -> None:
+    """Train the model in place with plain SGD; randomness is keyed by seed, round and client, as in training."""
+    algorithm = sgd(epochs=options.epochs, batch_size=options.batch_size, lr=options.lr)
+    job = Job(model, model.params_P.detach().clone(), options.lr, round_, client, len(data.labels_N))
+    train_client(job, algorithm, data, scale, seed, fixed_statistics=fixed_statistics)
+
+
+def tuned_accuracy(
+    model: FlatModel, split: Split, scale: ImageScale, counts_C: IntArray, options: FineTuning
+) -> FloatArray:
+    """Accuracy of each class that the client has (counts_C > 0), on test images; nan elsewhere: C."""
+    rows = test_rows(split.test_labels_N, counts_C, options.test_images)
+    if not len(rows):
+        return np.full(split.classes, np.nan)
+    images, labels_N = split.test_images[rows], split.test_labels_N[rows]
+    return by_class(evaluate_chunks(model, images, labels_N, split.classes, scale, range(chunks(len(rows)))))
+
+
+def test_rows(labels_N: IntArray, counts_C: IntArray, most: int | None) -> IntArray:
+    """Rows of the first `most` test images of every class that the client has, in order."""
+    found = [np.flatnonzero(labels_N == c)[:most] for c in np.flatnonzero(counts_C)]
+    return np.sort(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)

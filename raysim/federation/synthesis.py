@@ -1,0 +1,209 @@
+"""Phase 1: from a quota to images in the object store, made once by all workers, kept in the cache."""
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raysim.config.registry import resolve
+from raysim.core import rng
+from raysim.core.errors import UserError
+from raysim.core.records import ByteArray, IntArray, Split, Synthetic, sha256
+from raysim.engine.messages import Plugin
+from raysim.engine.object_store import get, put
+from raysim.engine.pool import Item, Pool
+from raysim.generation.image_cache import ImageCache
+
+if TYPE_CHECKING:
+    from raysim.ui.display import Display
+
+_FLUSH_S = 2.0  # how much generated work a crash may cost
+_DEFAULT_BATCH = 64
+
+
+def image_keys(quota_KC: IntArray) -> IntArray:
+    """(client, class, index) of every image of a quota, in that order: M x 3."""
+    flat = quota_KC.reshape(-1)
+    cell = np.repeat(np.arange(flat.size), flat)
+    index = np.arange(cell.size) - np.repeat(np.cumsum(flat) - flat, flat)
+    return np.stack([cell // quota_KC.shape[1], cell % quota_KC.shape[1], index], axis=1).astype(np.int64)
+
+
+def synthesise(
+    pool: Pool,
+    generator: Plugin,
+    split: Split,
+    quota_KC: IntArray,
+    seed: int,
+    cache_root: str | None,
+    display: "Display",
+) -> Synthetic:
+    """Make the images of a quota, or take them from the cache, and put them into the object store.
+
+    Image i of class c of client k depends on the generator, the seed and (k, c, i) alone, so neither the number of
+    workers nor what was cached changes a pixel.  A generator may have two static methods: `image_seed(seed, client,
+    class, index)`, where its seeds must say more than that they differ, and `notes(split, quota_KC, *, its keys)`.
+    """
+    began = time.monotonic()
+    if not quota_KC.any():
+        return Synthetic(quota_KC, {}, sha256(quota_KC, split.train_images[:0]))
+    keys_M3 = image_keys(quota_KC)
+    images = np.empty((len(keys_M3), split.channels, *split.image_size), dtype=np.uint8)
+    fingerprint = _fingerprint(pool, generator, split)
+    keeper = _Keeper.open(cache_root, fingerprint, seed, keys_M3, images)
+    missing = keeper.missing()
+    display.line(keeper.describe(len(missing)))
+    _generate(pool, generator, keeper, missing, seed, display)
+    pool.tell(lambda actor: actor.release_generator.remote())
+    sizes_K = quota_KC.sum(axis=1)
+    ends = np.cumsum(sizes_K)
+    refs = {k: put(images[ends[k] - n : ends[k]]) for k, n in enumerate(sizes_K.tolist()) if n}
+    return Synthetic(
+        quota_KC, refs, sha256(quota_KC, images), len(missing), time.monotonic() - began,
+        _notes_of(generator, split, quota_KC) + keeper.notes(), _examples(keys_M3, images),
+    )
+
+
+def _fingerprint(pool: Pool, generator: Plugin, split: Split) -> str:
+    """What identifies the generator's images: on CPU worked out here, so that a full cache waits for no worker."""
+    if pool.placement.device == "cpu":
+        fingerprint: str = generator.build(split, "cpu").fingerprint()
+        return fingerprint
+    asked: str = pool.call_any(lambda actor, _: actor.fingerprint.remote(generator), "the check of the generator")
+    return asked
+
+
+@dataclass
+class _Keeper:
+    """The images of a run, and the cache that they come from and go to.  unsaved: rows that are not in it yet."""
+
+    keys_M3: IntArray
+    images: ByteArray
+    cache: ImageCache | None
+    problem: str = ""
+    unsaved: list[IntArray] = field(default_factory=list)
+    saved_at: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def open(
+        cls, root: str | None, fingerprint: str, seed: int, keys_M3: IntArray, images: ByteArray
+    ) -> "_Keeper":
+        if root is None:
+            return cls(keys_M3, images, None)
+        try:
+            return cls(keys_M3, images, ImageCache.open(root, fingerprint, seed, images.shape[1:]))
+        except (OSError, RuntimeError) as error:  # RuntimeError: a `~` without a home
+            cause = getattr(error, "strerror", None) or error
+            return cls(keys_M3, images, None, f"output.cache = {root} cannot be used ({cause}); no image kept")
+
+    def missing(self) -> IntArray:
+        """Rows whose images are not in the cache; the others are filled in."""
+        if self.cache is None:
+            return np.arange(len(self.keys_M3))
+        return np.flatnonzero(~self.cache.fill(self.keys_M3, self.images))
+
+    def describe(self, missing: int) -> str:
+        total = len(self.keys_M3)
+        if self.cache is None:
+            return f"{total:,} synthetic images to make; no cache"
+        size = self.cache.size_bytes() / 1e6
+        where = f"{self.cache.folder} ({size:,.1f} MB)"
+        return f"{total:,} synthetic images: {total - missing:,} from the cache {where}, {missing:,} to make"
+
+    def take(self, rows: IntArray, answer: ByteArray) -> None:
+        """Keep what a worker made; now and then write it to the cache."""
+        self.images[rows] = answer
+        if self.cache is not None:
+            self.unsaved.append(rows)
+            if time.monotonic() - self.saved_at > _FLUSH_S:
+                self.save()
+
+    def save(self) -> None:
+        """Write what is unsaved; what a full disk refuses stays unsaved, and is tried again with the next."""
+        if self.cache is None or not self.unsaved:
+            return
+        self.unsaved = [np.concatenate(self.unsaved)]
+        try:
+            self.cache.add(self.keys_M3[self.unsaved[0]], self.images[self.unsaved[0]])
+            self.unsaved, self.problem = [], ""
+        except OSError as error:
+            self.problem = (
+                f"{len(self.unsaved[0]):,} images could not be kept in the cache {self.cache.folder}: {error.strerror}"
+            )
+        self.saved_at = time.monotonic()
+
+    def notes(self) -> list[str]:
+        return [*([self.problem] if self.problem else []), *(self.cache.notes if self.cache else [])]
+
+
+def _generate(
+    pool: Pool, generator: Plugin, keeper: _Keeper, missing: IntArray, seed: int, display: "Display"
+) -> None:
+    batch = int(generator.params.get("batch_size", _DEFAULT_BATCH))
+    keys_M3 = keeper.keys_M3
+    image_seed = getattr(resolve(generator.kind, generator.name), "image_seed", _image_seed)
+    items = [
+        Item(rows, len(rows), f"images of client {keys_M3[rows[0], 0]}")
+        for rows in (missing[i : i + batch] for i in range(0, len(missing), batch))
+    ]
+
+    def submit(actor: Any, parts: list[IntArray]) -> Any:
+        rows = np.concatenate(parts)
+        seeds_B = np.array([int(image_seed(seed, *key)) for key in keys_M3[rows].tolist()])
+        return actor.generate.remote(generator, keys_M3[rows, 1], seeds_B)
+
+    done = 0
+    try:
+        for _, chunk, answer in pool.map(items, submit, largest=1):
+            rows = np.concatenate([item.payload for item in chunk])
+            _check_answer(generator.name, answer, (len(rows), *keeper.images.shape[1:]))
+            keeper.take(rows, answer)
+            done += len(rows)
+            display.advance(done, len(missing), "images")
+    finally:
+        keeper.save()
+    if keeper.cache is not None:
+        keeper.cache.merge()
+
+
+def _check_answer(name: str, answer: Any, shape: tuple[int, ...]) -> None:
+    """Refuse what is not pixels of the right shape: floats would wrap round when they are stored as bytes."""
+    dtype, given = getattr(answer, "dtype", type(answer).__name__), getattr(answer, "shape", ())
+    if dtype != np.uint8 or given != shape:
+        raise UserError(
+            f"generator.name = {name}: `sample` gave {dtype} of shape {given}, not uint8 of shape {shape}; scale "
+            "pixels to 0..255, clamp them and cast them to uint8"
+        )
+
+
+def _image_seed(seed: int, client: int, class_: int, index: int) -> int:
+    return rng.integer(seed, rng.SYNTHETIC, client, class_, index)
+
+
+def _notes_of(generator: Plugin, split: Split, quota_KC: IntArray) -> list[str]:
+    """What a generator has to say about a quota, such as that it holds fewer different images."""
+    notes = getattr(resolve(generator.kind, generator.name), "notes", None)
+    return list(notes(split, quota_KC, **generator.params)) if notes is not None else []
+
+
+def _examples(keys_M3: IntArray, images: ByteArray, per_class: int = 10) -> tuple[ByteArray, IntArray]:
+    """The first few images of each class, for a figure."""
+    classes_M = keys_M3[:, 1]
+    rows = np.concatenate([np.flatnonzero(classes_M == c)[:per_class] for c in np.unique(classes_M)])
+    return images[rows].copy(), classes_M[rows].copy()
+
+
+def sample_of(synthetic: Synthetic, most: int) -> tuple[ByteArray, IntArray]:
+    """At most `most` synthetic images, spread evenly over clients and classes, and their labels.
+
+    Raises ValueError where there is none.
+    """
+    labels_M = image_keys(synthetic.quota_KC)[:, 1]
+    rows = np.unique(np.linspace(0, len(labels_M) - 1, min(most, len(labels_M))).round().astype(np.int64))
+    starts = np.cumsum(synthetic.quota_KC.sum(axis=1)) - synthetic.quota_KC.sum(axis=1)
+    parts = []
+    for k, reference in synthetic.refs.items():
+        images = get(reference)
+        parts.append(images[rows[(rows >= starts[k]) & (rows < starts[k] + len(images))] - starts[k]])
+    return np.concatenate(parts), labels_M[rows]

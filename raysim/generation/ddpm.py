@@ -1,0 +1,154 @@
+"""The `ddpm` generator: a class-conditional diffusion model sampled with classifier-free guidance.
+
+Image i depends on its label and its seed alone: its noise comes from a generator of its own, every batch is padded to
+one shape, and on a CPU sampling uses one thread, because loops that are split over threads treat the elements at the
+seams differently in the last bit.
+"""
+
+import hashlib
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from raysim.core.errors import UserError
+from raysim.core.records import ByteArray, IntArray, Split
+from raysim.generation.samplers import Sampler, public_keys
+from raysim.generation.sampling import LANES, check_labels, one_thread, to_uint8
+from raysim.generation.weights_folder import CARD, find_folder, read_json, read_unet
+
+__all__ = ["ddpm"]
+
+CODE_VERSION = 2  # goes up with every change of this module that changes pixels
+
+
+class ddpm:
+    """Class-conditional diffusion model (DDPM, arXiv 2006.11239) with classifier-free guidance (arXiv 2207.12598).
+
+    Guidance g predicts null + g (conditional - null): 1 is the plain conditional model, 0 ignores the label.
+    Raises UserError for weights that are missing, damaged or made for other images than the data set's.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        device: str,
+        *,
+        weights: Annotated[str, Field(description="shipped name, or folder of `raysim pretrain`")] = "digits",
+        sampler: Literal["ddim", "ddpm", "dpmsolver++", "unipc"] = "ddim",
+        steps: Annotated[int, Field(ge=1, description="denoising steps per image")] = 20,
+        guidance: Annotated[float, Field(ge=0, allow_inf_nan=False, description="1: none, at half the cost")] = 1.0,
+        batch_size: Annotated[int, Field(ge=1, description="images at once; rounded up to a multiple of 16")] = 64,
+        spacing: Annotated[
+            Literal["auto", "leading", "trailing", "linspace"], Field(description="of timesteps; auto: as trained")
+        ] = "auto",
+        precision: Annotated[Literal["float32", "bf16"], Field(description="arithmetic of the network")] = "float32",
+    ) -> None:
+        folder = find_folder(weights)
+        self.device = torch.device(device)
+        self.unet, self.weights_sha256 = read_unet(folder)
+        self.classes, self.null_class = _check_unet(folder, self.unet.config, split, guidance)
+        self.shape = (split.channels, *split.image_size)
+        self.guidance, self.precision = float(guidance), precision
+        self.batch_size = -(-batch_size // LANES) * LANES
+        self.sampler = Sampler(folder, sampler, steps, spacing)
+        self._is_on_device = False
+
+    def fingerprint(self) -> str:
+        """sha256 of everything that changes the pixels; the same on every machine of one kind."""
+        described = {
+            "weights": self.weights_sha256,
+            "unet": public_keys(self.unet.config),
+            "sampler": self.sampler.describe(),
+            "sampling": [self.guidance, self.batch_size, self.precision, self.null_class],
+            "code": [CODE_VERSION, torch.__version__, version("diffusers"), self.device.type],
+        }
+        return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+
+    def sample(self, labels_B: IntArray, seeds_B: IntArray) -> ByteArray:
+        """One image per label and seed: uint8 B x channels x height x width, for any B.
+
+        Image i is the same in any batch and at any position.  Raises UserError for labels that are not integers or not
+        classes, ValueError if seeds_B is not of the same length.
+        """
+        labels_B = check_labels(np.asarray(labels_B), self.classes)
+        seeds_B = np.asarray(seeds_B)
+        if seeds_B.shape != labels_B.shape or seeds_B.dtype.kind not in "iu":
+            raise ValueError(f"seeds_B must be {len(labels_B)} integers, not {seeds_B.dtype} of shape {seeds_B.shape}")
+        if not self._is_on_device:
+            # Not diffusers' own `to`, which imports a compiler first, for 1.5 s.
+            nn.Module.to(self.unet, self.device)
+            nn.Module.to(self.unet, memory_format=torch.channels_last)
+            self._is_on_device = True
+        images = np.empty((len(labels_B), *self.shape), np.uint8)
+        with torch.inference_mode(), one_thread(self.device):
+            for start in range(0, len(labels_B), self.batch_size):
+                part = slice(start, start + self.batch_size)
+                images[part] = self._sample_batch(labels_B[part], seeds_B[part])
+        return images
+
+    def _sample_batch(self, labels_B: IntArray, seeds_B: IntArray) -> ByteArray:
+        """At most `batch_size` images, computed in the one padded shape; the padding is images of class 0."""
+        padding = self.batch_size - len(labels_B)
+        generators = [torch.Generator().manual_seed(int(seed)) for seed in [*seeds_B, *[0] * padding]]
+        labels = torch.from_numpy(np.pad(labels_B, (0, padding))).to(self.device)
+        # Noise from generators on the CPU, so that it is the same on every device.
+        x = torch.stack([torch.randn(self.shape, generator=generator) for generator in generators]).to(self.device)
+        self.sampler.start()
+        for i, t in enumerate(self.sampler.timesteps):
+            x = self.sampler.step(i, self._predict(x, t, labels), x, generators)
+        return to_uint8(x[: len(labels_B)])
+
+    def _predict(self, x: Tensor, t: int, labels: Tensor) -> Tensor:
+        """The guided prediction for one timestep: null + g (conditional - null).
+
+        Two passes rather than one of twice the size: on a CPU up to a seventh faster, and with half the memory.
+        """
+        if self.guidance == 1.0 or self.null_class is None:
+            return self._forward(x, t, labels)
+        unconditional = self._forward(x, t, torch.full_like(labels, self.null_class))
+        if self.guidance == 0.0:
+            return unconditional
+        return unconditional + self.guidance * (self._forward(x, t, labels) - unconditional)
+
+    def _forward(self, x: Tensor, t: int, labels: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            x = x.contiguous(memory_format=torch.channels_last)
+            predicted: Tensor = self.unet(x, t, labels, return_dict=False)[0]
+        return predicted.float().contiguous()
+
+
+def _check_unet(folder: Path, config: Any, split: Split, guidance: float) -> tuple[int, int | None]:
+    """(classes, null class or None) of the weights; UserError if they do not fit the data set or the guidance."""
+    card = read_json(folder / CARD) if (folder / CARD).is_file() else {}
+    rows, size = config.num_class_embeds, config.sample_size
+    if not isinstance(rows, int) or config.class_embed_type is not None:
+        raise UserError(f"generator.weights: {folder} takes no class labels (num_class_embeds is {rows!r})")
+    # Without a card, one row more than the data set has classes is taken to be the null class.
+    has_null = card["null_class"] is not None if "null_class" in card else rows == split.classes + 1
+    classes = rows - int(has_null)
+    size = [size, size] if isinstance(size, int) else list(size or split.image_size)
+    made_for = {"channels": config.in_channels, "pixels": size, "classes": classes}
+    needed = {"channels": split.channels, "pixels": list(split.image_size), "classes": split.classes}
+    wrong = [
+        f"{made_for[what]} {what} (height, width)" if what == "pixels" else f"{made_for[what]} {what}"
+        for what in made_for
+        if made_for[what] != needed[what]
+    ]
+    if wrong:
+        raise UserError(
+            f"generator.weights: {folder} makes images of {', '.join(wrong)}, but the data set {split.name!r} has "
+            f"{split.channels} channels, {list(split.image_size)} pixels and {split.classes} classes; "
+            "use weights that were trained on such images"
+        )
+    if guidance != 1 and not has_null:
+        raise UserError(
+            f"generator.guidance = {guidance}: the weights in {folder} have no null class, which guidance needs; use "
+            "1, or train with label_dropout above 0"
+        )
+    return classes, classes if has_null else None

@@ -1,0 +1,146 @@
+"""Trains the diffusion model behind the `ddpm` generator and writes its weights folder; can be stopped and resumed."""
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+
+from raysim.core.errors import UserError
+from raysim.core.records import Split
+from raysim.generation.pretrain_config import PretrainConfig
+from raysim.generation.pretrain_trainer import Trainer
+from raysim.generation.weights_folder import CARD, read_json, write_folder
+
+CHECKPOINT = "checkpoint.safetensors"
+PREVIEW = "preview"
+
+
+def pretrain(
+    config: PretrainConfig,
+    split: Split,
+    on_progress: Callable[[dict[str, Any]], None],
+    on_preview: Callable[[Path, int], None] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Path:
+    """Train a diffusion model on the training split and return the folder of its weights.
+
+    Resumes from a checkpoint of the same configuration, and returns at once if the folder is already finished.
+    on_progress gets {step, steps, loss, lr, images_per_s, eta_s} every `log_every` steps and at every checkpoint; loss
+    is the mean squared error since the report before.
+    on_preview gets, every `sampling.every` steps, a weights folder of the model as it is, and the step; the folder is
+    gone when the training ends.
+    should_stop is asked before every step; a training that it stops is saved, and goes on from there the next time.
+    Raises UserError if the folder holds another run or the network cannot take the images, RunError if the training
+    diverges.
+    """
+    folder = Path(config.output).expanduser()
+    if is_finished(folder, config):
+        return folder
+    trainer = Trainer(config, split)
+    trainer.resume(folder / CHECKPOINT)
+    start, first, before_s = time.monotonic(), trainer.step, trainer.seconds
+    while trainer.step < config.steps and (trainer.step == first or not _is_time_up(config, start)):
+        if should_stop():
+            break
+        trainer.train_step()
+        trainer.seconds = before_s + time.monotonic() - start
+        is_checkpoint = trainer.step % config.checkpoint_every == 0
+        if is_checkpoint or trainer.step % config.log_every == 0 or trainer.step == config.steps:
+            on_progress(trainer.progress((time.monotonic() - start) / (trainer.step - first)))
+        if is_checkpoint:
+            trainer.save(folder / CHECKPOINT)
+        if on_preview is not None and config.sampling.every and trainer.step % config.sampling.every == 0:
+            start += _preview(trainer, folder / PREVIEW, on_preview)
+    if trainer.step < config.steps:
+        trainer.save(folder / CHECKPOINT)
+    card = _card(trainer)
+    write_folder(folder, trainer.averaged_unet(), trainer.scheduler, card, _readme(card))
+    if trainer.step == config.steps:
+        (folder / CHECKPOINT).unlink(missing_ok=True)
+    shutil.rmtree(folder / PREVIEW, ignore_errors=True)
+    return folder
+
+
+def _preview(trainer: Trainer, folder: Path, on_preview: Callable[[Path, int], None]) -> float:
+    """Hand out the model as it is; returns the seconds that this took, which are none of the training's."""
+    began = time.monotonic()
+    write_folder(folder, trainer.averaged_unet(), trainer.scheduler, {"null_class": trainer.null_class}, "")
+    on_preview(folder, trainer.step)
+    return time.monotonic() - began
+
+
+def _is_time_up(config: PretrainConfig, start: float) -> bool:
+    return config.minutes is not None and time.monotonic() - start > 60 * config.minutes
+
+
+def is_finished(folder: Path, config: PretrainConfig) -> bool:
+    """Whether the folder holds the weights of this configuration, trained to the end.
+
+    Raises UserError if it holds those of another one.
+    """
+    if not (folder / CARD).is_file():
+        return False
+    card = read_json(folder / CARD)
+    if card.get("config_hash") != config.hash():
+        raise UserError(
+            f"output: {folder} already holds weights of another configuration; choose another folder, or remove it"
+        )
+    return bool(card.get("steps_done") == config.steps)
+
+
+def _card(trainer: Trainer) -> dict[str, Any]:
+    config, split = trainer.config, trainer.split
+    return {
+        "data": {**config.data, "train_images": len(split.train_images)},
+        "channels": split.channels,
+        "image_size": list(split.image_size),
+        "classes": split.classes,
+        "class_names": list(split.class_names),
+        "null_class": trainer.null_class,
+        "parameters": sum(p.numel() for p in trainer.unet.parameters()),
+        "config": config.model_dump(mode="json", exclude={"output", "device", "notes", "sampling", "tracking"}),
+        "config_hash": config.hash(),
+        "seed": config.seed,
+        "steps_done": trainer.step,
+        "images_seen": trainer.step * config.batch_size,
+        "seconds": round(trainer.seconds, 1),
+        "threads": torch.get_num_threads(),
+        "loss": {part: round(value, 6) for part, value in trainer.quality().items()},
+        "made_with": {"torch": torch.__version__, "diffusers": diffusers.__version__},
+        "notes": config.notes,
+    }
+
+
+def _readme(card: dict[str, Any]) -> str:
+    config, (height, width) = card["config"], card["image_size"]
+    unfinished = "" if card["steps_done"] == config["steps"] else f" of {config['steps']:,}; training is not finished"
+    null = "no null class, so no guidance" if card["null_class"] is None else f"null class {card['null_class']}"
+    return f"""---
+library_name: diffusers
+pipeline_tag: unconditional-image-generation
+tags: [diffusion, class-conditional]
+---
+# Class-conditional diffusion model of `{card["data"]["name"]}`
+
+A diffusers `UNet2DModel` of {card["parameters"]:,} parameters (half precision) for {width} x {height} images of
+{card["channels"]} channel(s) in [-1, 1]. Classes 0 to {card["classes"] - 1} ({null}): {", ".join(card["class_names"])}.
+
+| | |
+|---|---|
+| data | {card["data"]["train_images"]:,} training images of `{card["data"]["name"]}` |
+| seed | {card["seed"]} |
+| optimiser steps | {card["steps_done"]:,}{unfinished} |
+| batch size, learning rate | {config["batch_size"]}, {config["lr"]} |
+| diffusion | {config["prediction"]} prediction, {config["schedule"]} schedule, {config["train_steps"]} timesteps |
+| training time | {card["seconds"]:.0f} s on {card["threads"]} thread(s) |
+| denoising error, training images | {card["loss"]["train"]} |
+| denoising error, test images | {card["loss"]["test"]} |
+
+The denoising error is the mean squared error of the prediction over all timesteps; a test error well above the training
+error means that training images were memorised. Remake with `raysim pretrain` and the configuration in `card.json`.
+{card["notes"]}
+"""

@@ -1,0 +1,217 @@
+"""One training run of the diffusion model: its network, its running mean, its optimiser and its checkpoint.
+
+Every random draw of a step (rows, timesteps, noise, dropped labels, mirrored images) comes from a stream keyed by the
+step, so a run that was stopped and resumed ends with the same bits as one that was not, on the same number of threads.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DDPMScheduler
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.nn import functional as F
+
+from raysim.core import rng
+from raysim.core.errors import RunError, UserError
+from raysim.core.files import write_atomic
+from raysim.core.records import ByteArray, Split
+from raysim.generation.pretrain_config import PretrainConfig
+from raysim.generation.weights_folder import build_unet
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's noisy images (B x C x H x W), timesteps, labels and what the network is to predict from them."""
+
+    noisy: Tensor
+    timesteps_B: Tensor
+    labels_B: Tensor
+    target: Tensor
+
+
+class Trainer:
+    """Network, running mean and optimiser of one training run, advanced one step at a time."""
+
+    def __init__(self, config: PretrainConfig, split: Split) -> None:
+        self.config, self.split = config, split
+        self.step, self.seconds = 0, 0.0
+        self.losses: list[Tensor] = []
+        self.device = device_of(config.device)
+        self.null_class = split.classes if config.label_dropout > 0 else None
+        self.flips = split.flips if config.flips == "auto" else config.flips
+        self.unet = build(config, split).to(self.device).train()
+        self.average = {name: p.detach().clone() for name, p in self.unet.named_parameters()}
+        self.optimizer = torch.optim.AdamW(self.unet.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=0.0)
+        self.scheduler: Any = DDPMScheduler(
+            num_train_timesteps=config.train_steps,
+            beta_schedule="squaredcos_cap_v2" if config.schedule == "cosine" else "linear",
+            prediction_type="v_prediction" if config.prediction == "v" else "epsilon",
+            timestep_spacing="trailing",
+        )
+
+    def train_step(self) -> None:
+        """One optimiser step, and the running mean after it."""
+        self.step += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate()
+        loss = self._loss(self.unet, self.draw(rng.torch_stream(self.config.seed, rng.PRETRAIN, self.step)))
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.unet.parameters(), 1.0)
+        self.optimizer.step()
+        decay = min(self.config.ema, (1 + self.step) / (10 + self.step))
+        with torch.no_grad():
+            for name, parameter in self.unet.named_parameters():
+                self.average[name].lerp_(parameter, 1 - decay)
+        self.losses.append(loss.detach())
+
+    def learning_rate(self) -> float:
+        """Linear warm-up, then a half cosine to zero at the last step."""
+        warmup, steps = self.config.warmup, self.config.steps
+        if self.step <= warmup:
+            return self.config.lr * self.step / warmup
+        done = (self.step - warmup) / max(1, steps - warmup)
+        return self.config.lr * 0.5 * (1 + math.cos(math.pi * done))
+
+    def draw(self, generator: torch.Generator) -> Batch:
+        """A training batch: everything random in it comes from `generator`."""
+        size, images = self.config.batch_size, self.split.train_images
+        rows_B = torch.randint(len(images), (size,), generator=generator).numpy()
+        flip_B = torch.rand(size, generator=generator) < (0.5 if self.flips else 0.0)
+        drop_B = torch.rand(size, generator=generator) < self.config.label_dropout
+        labels_B = torch.from_numpy(self.split.train_labels_N[rows_B])
+        clean = to_range(images[rows_B])
+        clean = torch.where(flip_B[:, None, None, None], clean.flip(3), clean)
+        return self._noise(clean, labels_B.masked_fill(drop_B, self.null_class or 0), generator)
+
+    def _noise(self, clean: Tensor, labels_B: Tensor, generator: torch.Generator) -> Batch:
+        size, timesteps = len(clean), self.config.train_steps
+        # One offset for evenly spaced timesteps: each is still uniform, but a batch covers the whole range.
+        offset = torch.rand((), generator=generator)
+        timesteps_B = ((torch.arange(size) + offset) * (timesteps / size)).long().clamp_(max=timesteps - 1)
+        noise = torch.randn(clean.shape, generator=generator)
+        is_v = self.config.prediction == "v"
+        target = self.scheduler.get_velocity(clean, noise, timesteps_B) if is_v else noise
+        noisy = self.scheduler.add_noise(clean, noise, timesteps_B)
+        return Batch(*(t.to(self.device) for t in (noisy, timesteps_B, labels_B, target)))
+
+    def _loss(self, unet: Any, batch: Batch) -> Tensor:
+        bf16 = self.config.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
+            predicted = unet(batch.noisy, batch.timesteps_B, batch.labels_B, return_dict=False)[0]
+        return F.mse_loss(predicted.float(), batch.target)
+
+    def progress(self, seconds_per_step: float) -> dict[str, Any]:
+        """What a progress line shows; raises RunError if the loss is not finite."""
+        loss = float(torch.stack(self.losses).mean())
+        self.losses.clear()
+        if not math.isfinite(loss):
+            raise RunError(f"training diverged before step {self.step} (loss {loss}); lower lr = {self.config.lr}")
+        return {
+            "step": self.step,
+            "steps": self.config.steps,
+            "loss": loss,
+            "lr": self.learning_rate(),
+            "images_per_s": self.config.batch_size / seconds_per_step,
+            "eta_s": seconds_per_step * (self.config.steps - self.step),
+        }
+
+    def averaged_unet(self) -> Any:
+        """The network with the running mean of the weights."""
+        unet = build(self.config, self.split).to(self.device)
+        unet.load_state_dict(self.average)
+        return unet.eval().requires_grad_(False)
+
+    def quality(self, batches: int = 16) -> dict[str, float]:
+        """Mean denoising error of the averaged network on training and on test images, under the same noise."""
+        unet, split, size = self.averaged_unet(), self.split, self.config.batch_size
+        error = {}
+        parts = {"train": (split.train_images, split.train_labels_N), "test": (split.test_images, split.test_labels_N)}
+        for part, (images, labels_N) in parts.items():
+            losses = []
+            for i in range(batches):
+                generator = rng.torch_stream(self.config.seed, rng.PRETRAIN, 0, i)
+                rows_B = (torch.rand(size, generator=generator) * len(images)).long().numpy()
+                batch = self._noise(to_range(images[rows_B]), torch.from_numpy(labels_N[rows_B]), generator)
+                with torch.inference_mode():
+                    losses.append(float(self._loss(unet, batch)))
+            error[part] = sum(losses) / batches
+        return error
+
+    def save(self, path: Path) -> None:
+        """Write everything that the next step depends on, in one file, in one go."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        metadata = {"step": self.step, "seconds": self.seconds, "config_hash": self.config.hash()}
+        write_atomic(path, save(self._state(), metadata={"raysim": json.dumps(metadata)}))
+
+    def _state(self) -> dict[str, Tensor]:
+        """Weights, running mean and AdamW's two moments, by name: views that `resume` copies into."""
+        state: dict[str, Tensor] = {}
+        for name, parameter in self.unet.named_parameters():
+            moments = self.optimizer.state[parameter]
+            state[f"unet.{name}"], state[f"average.{name}"] = parameter.data, self.average[name]
+            state[f"exp_avg.{name}"], state[f"exp_avg_sq.{name}"] = moments["exp_avg"], moments["exp_avg_sq"]
+        return state
+
+    def resume(self, path: Path) -> None:
+        """Go on from a checkpoint, if there is one; UserError if it is damaged or of another configuration."""
+        if not path.is_file():
+            return
+        try:
+            with safe_open(path, "pt") as file:
+                metadata = json.loads(file.metadata()["raysim"])
+                saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"output: checkpoint {path} is damaged ({error}); remove it to start again") from None
+        if metadata["config_hash"] != self.config.hash():
+            raise UserError(f"output: {path} belongs to another configuration; choose another folder, or remove it")
+        self.step, self.seconds = metadata["step"], metadata["seconds"]
+        for parameter in self.unet.parameters():
+            # AdamW makes its moments at its first step; a resumed run has them before.
+            zeros = (torch.zeros_like(parameter.data) for _ in range(2))
+            self.optimizer.state[parameter] = {
+                "step": torch.tensor(float(self.step)), **dict(zip(("exp_avg", "exp_avg_sq"), zeros, strict=True))
+            }
+        for name, tensor in self._state().items():
+            tensor.copy_(saved[name])
+
+
+def build(config: PretrainConfig, split: Split) -> Any:
+    """The network for these images, with initial weights that depend on the seed alone; UserError if it cannot fit."""
+    unet, (height, width) = config.unet, split.image_size
+    factor = 2 ** (len(unet.channels) - 1)
+    if height % factor or width % factor:
+        raise UserError(
+            f"unet.channels: {len(unet.channels)} resolutions halve the image {len(unet.channels) - 1} times, but "
+            f"{height} x {width} pixels of {split.name!r} cannot be divided by {factor}; give fewer widths"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.integer(config.seed, rng.PRETRAIN, 0))
+        rows = split.classes + (1 if config.label_dropout > 0 else 0)
+        return build_unet(
+            split.channels, split.image_size, rows, unet.channels, unet.layers_per_block, unet.attention
+        )
+
+
+def to_range(images: ByteArray) -> Tensor:
+    """uint8 pixels as float32 in [-1, 1]."""
+    return torch.from_numpy(images).float().mul_(1 / 127.5).sub_(1.0)
+
+
+def device_of(name: str) -> torch.device:
+    """The device that a configuration means; UserError where there is none."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device = {name!r}: not a device; use cpu, cuda or auto") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device = {name!r}: this machine has no usable GPU; use cpu or auto")
+    return device

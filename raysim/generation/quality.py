@@ -1,0 +1,141 @@
+"""How good synthetic images are, measured cheaply: what a classifier learns from them, and whether they are copies.
+
+Accuracy of a classifier trained on synthetic images alone and tested on real ones is the classification accuracy score
+of arXiv 1905.10887. Distances are root-mean-square pixel differences, in units of the [0, 1] pixel range.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from raysim.core import rng
+from raysim.core.records import ByteArray, FloatArray, IntArray, Split
+from raysim.data.splits import choose
+from raysim.evaluation.accuracy import chunks, evaluate_chunks
+from raysim.models.architectures import cnn, linear
+from raysim.models.flat_model import FlatModel, ImageScale, build_model
+
+STEPS, BATCH, LR = 600, 64, 2e-3  # of each classifier, AdamW
+MOST_QUERIES = 1000  # images whose nearest neighbour is searched, of each kind
+_QUALITY = "quality"  # purpose of the random streams
+
+
+def measure(split: Split, images: ByteArray, labels_M: IntArray, seed: int = 0, device: str = "cpu") -> dict[str, Any]:
+    """Compare synthetic images with as many real ones of the same classes; plain data, fit for JSON.
+
+    images: uint8 M x channels x height x width.  labels_M: their classes.  Two small CNNs are trained alike, one on the
+    synthetic images and one on real training images; both are tested on the test split.
+    accuracy: of both, and per class (NaN-free: null for a class without test image).  recognised: share of synthetic
+    images whose class the real-trained classifier gives back; its accuracy on real test images is what to expect of
+    real ones.  distance: median from a synthetic image to the nearest training image, the same from test images, and
+    the share of synthetic images that are nearer than all but 1 % of the test images: far above 0.01 means copies.
+    Raises ValueError without images or without test images.
+    """
+    if not len(images) or not len(split.test_labels_N):
+        raise ValueError(f"{len(images)} synthetic and {len(split.test_labels_N)} test images; some of both are needed")
+    counts_C = np.bincount(labels_M, minlength=split.classes)
+    real_C = np.minimum(counts_C, np.bincount(split.train_labels_N, minlength=split.classes))
+    rows = choose(split.train_labels_N, real_C, rng.stream(seed, _QUALITY, 0))
+    scale = ImageScale(split.mean, split.std, flip=split.flips)
+    from_synthetic = _fit(split, images, labels_M, scale, seed, device)
+    from_real = _fit(split, split.train_images[rows], split.train_labels_N[rows], scale, seed, device)
+    synthetic_C, real_accuracy_C = (
+        _accuracy(m, split, scale, split.test_images, split.test_labels_N) for m in (from_synthetic, from_real)
+    )
+    recognised_C = _accuracy(from_real, split, scale, images, labels_M)
+    return {
+        "images": len(images),
+        "real_images": len(rows),
+        "accuracy": {"from_synthetic": _overall(synthetic_C), "from_real": _overall(real_accuracy_C)},
+        "per_class": {
+            "from_synthetic": _rates(synthetic_C), "from_real": _rates(real_accuracy_C),
+            "recognised": _rates(recognised_C),
+        },
+        "recognised": _overall(recognised_C),
+        "distance": _distances(split, images, seed),
+        "class_names": list(split.class_names),
+    }
+
+
+def _fit(
+    split: Split, images: ByteArray, labels_M: IntArray, scale: ImageScale, seed: int, device: str
+) -> FlatModel:
+    """A small CNN (a linear model for images of less than 4 pixels) after STEPS steps on these images."""
+    architecture = cnn if min(split.image_size) >= 4 else linear
+    model = FlatModel(build_model(architecture, split.channels, split.image_size, split.classes, seed), device)
+    optimizer = torch.optim.AdamW(model.module.parameters(), lr=LR, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    draw = rng.stream(seed, _QUALITY, 1)
+    model.module.train()
+    for _ in range(STEPS):
+        rows = draw.integers(0, len(images), BATCH)
+        x = scale.augment(torch.from_numpy(images[rows]).to(device), draw)
+        y_B = torch.from_numpy(labels_M[rows]).to(device)
+        model.grad_P.zero_()
+        torch.nn.functional.cross_entropy(model.module(scale(x, model.channels_last)), y_B).backward()
+        optimizer.step()
+        schedule.step()
+    return model
+
+
+def _accuracy(model: FlatModel, split: Split, scale: ImageScale, images: ByteArray, labels_N: IntArray) -> IntArray:
+    """Right answers and images per class: 2 x C."""
+    results = evaluate_chunks(model, images, labels_N, split.classes, scale, range(chunks(len(images))))
+    return np.stack([np.sum([r.correct_C for r in results], axis=0), np.sum([r.total_C for r in results], axis=0)])
+
+
+def _overall(counts_2C: IntArray) -> float:
+    return round(float(counts_2C[0].sum() / counts_2C[1].sum()), 4)
+
+
+def _rates(counts_2C: IntArray) -> list[float | None]:
+    return [round(right / total, 4) if total else None for right, total in counts_2C.T.tolist()]
+
+
+def _distances(split: Split, images: ByteArray, seed: int) -> dict[str, float]:
+    draw = rng.stream(seed, _QUALITY, 2)
+    near: dict[str, FloatArray] = {}
+    for kind, queries in (("synthetic", images), ("real", split.test_images)):
+        rows = draw.choice(len(queries), min(len(queries), MOST_QUERIES), replace=False)
+        near[kind] = nearest(queries[rows], split.train_images)
+    return {
+        "synthetic_to_train": round(float(np.median(near["synthetic"])), 4),
+        "test_to_train": round(float(np.median(near["real"])), 4),
+        "nearer_than_99_of_test": round(float((near["synthetic"] < np.quantile(near["real"], 0.01)).mean()), 4),
+    }
+
+
+def nearest(queries: ByteArray, references: ByteArray) -> FloatArray:
+    """Root-mean-square pixel difference from each query image to the nearest of the references, in [0, 1]."""
+    flat = torch.from_numpy(queries.reshape(len(queries), -1)).float() / 255
+    best = torch.full((len(flat),), torch.inf)
+    for start in range(0, len(references), 4096):
+        part = references[start : start + 4096]
+        others = torch.from_numpy(part.reshape(len(part), -1).astype(np.float32)) / 255
+        best = torch.minimum(best, torch.cdist(flat, others).amin(1))
+    distances: FloatArray = (best / flat.shape[1] ** 0.5).double().numpy()
+    return distances
+
+
+def table(quality: dict[str, Any]) -> list[str]:
+    """The measurements as a Markdown table, a line each, which reads well on a terminal, too."""
+    accuracy, distance, per_class = quality["accuracy"], quality["distance"], quality["per_class"]
+    rows = [
+        ("accuracy of a classifier trained on synthetic images", f"{accuracy['from_synthetic']:.4f}"),
+        (f"accuracy of one trained on {quality['real_images']:,} real images", f"{accuracy['from_real']:.4f}"),
+        ("synthetic images that the real-trained one recognises", f"{quality['recognised']:.4f}"),
+        ("median distance, synthetic to nearest training image", f"{distance['synthetic_to_train']:.4f}"),
+        ("median distance, test to nearest training image", f"{distance['test_to_train']:.4f}"),
+        ("synthetic images nearer than 99 % of test images", f"{distance['nearer_than_99_of_test']:.4f}"),
+    ]
+    title = f"quality of {quality['images']:,} synthetic images"
+    lines = [f"| {title:<54} | {'':>7} |", f"|{'-' * 56}|{'-' * 8}:|"]
+    lines += [f"| {name:<54} | {value:>7} |" for name, value in rows]
+    lines += ["", f"| {'class':<16} | {'from synthetic':>14} | {'from real':>9} | {'recognised':>10} |",
+              f"|{'-' * 18}|{'-' * 15}:|{'-' * 10}:|{'-' * 11}:|"]
+    columns = [per_class[key] for key in ("from_synthetic", "from_real", "recognised")]
+    for name, *values in zip(quality["class_names"], *columns, strict=True):
+        shown = ["-" if value is None else f"{value:.3f}" for value in values]
+        lines.append(f"| {name:<16} | {shown[0]:>14} | {shown[1]:>9} | {shown[2]:>10} |")
+    return lines

@@ -1,0 +1,51 @@
+"""What generators that sample with torch share: one thread, clamped pixels, checked labels."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raysim.core.errors import RunError, UserError
+from raysim.core.records import ByteArray, IntArray
+
+LANES = 16  # batches are padded to a multiple of this, so that no image falls into the remainder of a vectorised loop
+
+
+def to_uint8(x: Tensor) -> ByteArray:
+    """Images in [-1, 1] as pixels 0..255, clamped, so that values slightly outside do not wrap round.
+
+    Raises RunError if a value is not finite.
+    """
+    if not bool(torch.isfinite(x).all()):
+        raise RunError("generator: sampling gave NaN or infinity; check generator.weights and generator.guidance")
+    pixels: ByteArray = ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
+    return pixels
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """One thread on a CPU, and the number before afterwards."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def check_labels(labels_B: NDArray[Any], classes: int) -> IntArray:
+    """The labels as int64; UserError for labels that are not integers or not classes."""
+    if labels_B.ndim != 1 or labels_B.dtype.kind not in "iu":
+        raise UserError(
+            f"labels must be whole numbers, one an image, not {labels_B.dtype} of shape {labels_B.shape}; "
+            "cast them to an integer type where they are read"
+        )
+    outside = np.unique(labels_B[(labels_B < 0) | (labels_B >= classes)])
+    if len(outside):
+        raise UserError(f"labels {outside[:5].tolist()} are not among the generator's classes 0 to {classes - 1}")
+    return labels_B.astype(np.int64)

@@ -1,0 +1,163 @@
+"""From a configuration to its plug-ins."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raysim.aggregation.privacy import require_library
+from raysim.config.plugin_guard import blaming
+from raysim.config.schema import AggregationSection, Config, Section, load_config
+from raysim.config.yaml_io import read_yaml
+from raysim.core.errors import UserError
+from raysim.engine.messages import Plugin, WorkerSetup
+from raysim.engine.versions import installed
+from raysim.federation.server import cohort_size
+from raysim.lifecycle.prepare import Prepared, named
+from raysim.local.loop import LocalAlgorithm
+from raysim.models.flat_model import FlatModel, build_model
+
+Source = str | Path | Mapping[str, Any] | Config
+_TEST_SPLITS = "parquet: test-*.parquet; image_folder: test/; npz: test_images and test_labels"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the driver itself needs of the plug-ins; model: the global model before round 1."""
+
+    rule: Any
+    algorithm: LocalAlgorithm
+    optimiser: Any
+    model: FlatModel
+
+
+def read_config(source: Source, overrides: Iterable[str], keys: Mapping[str, Any]) -> Config:
+    """The configuration that `raysim.run` was given: a YAML file, a mapping or a Config, with changes to its keys."""
+    if isinstance(source, Config):
+        source = source.resolved()
+    if keys:
+        source = {**(source if isinstance(source, Mapping) else read_yaml(source)), **keys}
+    return load_config(source, overrides)
+
+
+def plugin(kind: str, section: Section) -> Plugin:
+    """A section of the configuration as something that can be sent and built."""
+    return Plugin(kind, section.name, section.params)
+
+
+def build_parts(config: Config, prepared: Prepared) -> Parts:
+    """Build what can refuse its parameters, the data or the cohort, before anything starts."""
+    if not len(prepared.split.test_labels_N):
+        raise UserError(
+            f"data.name = {config.data.name}: there is no test image, so no accuracy could be measured; add a test "
+            f"split ({_TEST_SPLITS}), or raise data.test_fraction where there is none"
+        )
+    with blaming(named(config)):
+        return _build_parts(config, prepared)
+
+
+def _build_parts(config: Config, prepared: Prepared) -> Parts:
+    rule = plugin("aggregation", config.aggregation).build()
+    if hasattr(rule, "check"):
+        rule.check(cohort_size(config.clients_per_round, prepared.partition.clients))
+    algorithm = plugin("local", config.local).build()
+    model = initial_model(config, prepared)
+    if ":" in config.model.name:
+        _check_logits(model, prepared, config.model.name)
+    parts = Parts(rule, algorithm, plugin("server", config.server).build(), model)
+    if hasattr(algorithm, "check"):
+        algorithm.check(model.module, rule, parts.optimiser)
+    _check_combination(config, rule, algorithm, statistics=len(model.buffers_F) + len(model.counters))
+    derived = [name for name in algorithm.summed if name in algorithm.server_only]
+    if derived and config.update.changes_updates:
+        raise UserError(
+            f"update: local.name = {config.local.name} works out {', '.join(derived)} from the updates as they were "
+            "computed; switch off update.top_k, quantise, clip and noise, or use another algorithm"
+        )
+    if config.update.private:
+        sent = 0 if config.aggregation.buffers == "global" else len(model.buffers_F)
+        _check_privacy(config, rule, algorithm, float_buffers=sent)
+    if "oui" in rule.needs:
+        from raysim.aggregation.oui import find_activation
+
+        channels, size = prepared.split.channels, prepared.split.image_size
+        find_activation(model.module, torch.zeros(1, channels, *size), config.aggregation.params.get("layers"))
+    if prepared.quota_KC.any():
+        plugin("generator", config.generator).build(prepared.split, "cpu")
+    return parts
+
+
+def _check_combination(config: Config, rule: Any, algorithm: Any, statistics: int) -> None:
+    """Refuse what would undo itself, or do nothing."""
+    if algorithm.summed and (getattr(rule, "robust", False) or hasattr(rule, "aggregate")):
+        raise UserError(
+            f"aggregation.name = {config.aggregation.name}: local.name = {config.local.name} also sums further vectors "
+            f"({', '.join(algorithm.summed)}) over all clients, so a single one could still move the model without "
+            "bound; use a rule that is a mean, or an algorithm that sends updates alone"
+        )
+    if config.aggregation.buffers != "average" and not statistics:
+        raise UserError(
+            f"aggregation.buffers = {config.aggregation.buffers}: the model {config.model.name} has no running "
+            "statistics, so nothing would change; leave it at average, or use a model with batch normalisation"
+        )
+
+
+def _check_privacy(config: Config, rule: Any, algorithm: Any, float_buffers: int) -> None:
+    """Refuse what would send more than the noise hides, or what no bound on a client's influence is known for."""
+    if algorithm.summed:
+        sent = ", ".join(algorithm.summed)
+        raise UserError(
+            f"update.noise_multiplier: local.name = {config.local.name} sends further vectors ({sent}) that no noise "
+            "hides; use an algorithm that sends updates alone, such as sgd or fedprox"
+        )
+    if float_buffers:
+        raise UserError(
+            f"update.noise_multiplier: model.name = {config.model.name} has running statistics (batch normalisation) "
+            "that no noise hides; use a model without them"
+        )
+    if config.update.noise_at == "server" and hasattr(rule, "aggregate"):
+        raise UserError(
+            f"update.noise_at = server: {config.aggregation.name} is no weighted sum, so what one client can change "
+            "of it is not bounded; use update.noise_at=client or another rule"
+        )
+    require_library()
+
+
+def measures(section: AggregationSection, rule: Any) -> dict[str, dict[str, Any]]:
+    """The statistics of trained clients that a rule needs, with their options from its own keys."""
+    options = {key: section.params.get(key) for key in ("probe", "probe_size", "layers")}
+    return dict.fromkeys(rule.needs, options)
+
+
+def initial_model(config: Config, prepared: Prepared) -> FlatModel:
+    """The global model before round 1, a function of the model's configuration, the data's shape and the seed."""
+    split = prepared.split
+    build = plugin("model", config.model).build
+    return FlatModel(build_model(build, split.channels, split.image_size, split.classes, config.seed))
+
+
+def _check_logits(model: FlatModel, prepared: Prepared, name: str) -> None:
+    """Refuse a model of the user's own that does not give a number for each class."""
+    split = prepared.split
+    model.module.eval()
+    with torch.inference_mode():
+        logits = model.module(torch.zeros(2, split.channels, *split.image_size))
+    model.module.train()
+    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if shape != (2, split.classes):
+        raise UserError(
+            f"model.name = {name}: for 2 images it returns {shape}, not (2, {split.classes}), a number for each class; "
+            "it is built with the channels, the (height, width) and the number of classes of the data"
+        )
+
+
+def worker_setup(config: Config, rule: Any) -> WorkerSetup:
+    """What every worker must know."""
+    return WorkerSetup(
+        config.seed, plugin("model", config.model), plugin("local", config.local), tuple(config.data.augment),
+        config.resources.precision == "bf16", measures(config.aggregation, rule),
+        update=config.update, buffers=config.aggregation.buffers, versions=installed(),
+        client_batching=config.resources.client_batching == "auto",
+    )

@@ -1,0 +1,101 @@
+"""What a run leaves on disk: configuration, partition, metrics, checkpoints, model, summary."""
+
+import hashlib
+import json
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from raysim.config.schema import Config
+from raysim.core.errors import UserError
+from raysim.core.persistent import lasting
+from raysim.core.records import ClientRows, IntArray, MetricRows, Partition
+from raysim.lifecycle import checkpoint
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The folder of one run."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, config: Config, name: str) -> "RunDirectory":
+        """A new folder in `output.dir`, named after the configuration and the time."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        path = lasting(config.output.dir) / f"{name}-{stamp}-{uuid.uuid4().hex[:4]}"
+        try:
+            (path / "figures").mkdir(parents=True)
+        except OSError as error:
+            raise UserError(
+                f"output.dir = {config.output.dir}: cannot make a folder in {path.parent} ({error.strerror}); name a "
+                "folder that you may write to"
+            ) from error
+        (path / "config.yaml").write_text(yaml.safe_dump(config.resolved(), sort_keys=False), encoding="utf-8")
+        return cls(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def figures(self) -> Path:
+        return self.path / "figures"
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Write a JSON file whole or not at all."""
+        checkpoint.write_atomic(self.path / name, json.dumps(content, indent=2).encode())
+
+    def write_status(self, status: str, message: str) -> list[str]:
+        """Write status.json; returns what went wrong, such as a full disk, which must not hide how the run ended."""
+        try:
+            self.write_json("status.json", {"status": status, "message": message})
+        except OSError as error:
+            return [f"status.json could not be written: {error}"]
+        return []
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
+        return content
+
+    def write_clients(self, partition: Partition, quota_KC: IntArray) -> None:
+        """The partition and the quota, loadable with `numpy.load`; nothing for one that is drawn client by client."""
+        if partition.drawn is not None:
+            return
+        np.savez_compressed(
+            self.path / "partition.npz",
+            indices=partition.indices, offsets=partition.offsets_K1, labels=partition.labels,
+            counts=partition.counts_KC, quota=quota_KC, rare=partition.rare_K, noisy=partition.noisy_K,
+            input_noise=partition.input_noise_K,
+        )
+
+    def write_metrics(self, rows: MetricRows, client_rows: ClientRows) -> "tuple[pd.DataFrame, pd.DataFrame]":
+        """metrics.parquet and .csv, one row a round; clients.parquet, one per participant and round; returns both."""
+        import pandas as pd
+
+        metrics, clients = pd.DataFrame(rows), pd.DataFrame(client_rows)
+        metrics.to_parquet(self.path / "metrics.parquet", index=False)
+        metrics.to_csv(self.path / "metrics.csv", index=False)
+        clients.to_parquet(self.path / "clients.parquet", index=False)
+        return metrics, clients
+
+    def write_model(self, state: dict[str, NDArray[Any]]) -> tuple[Path, str]:
+        """model.safetensors, and the sha256 over names, types, shapes and bytes of its arrays."""
+        from safetensors.numpy import save
+
+        path = self.path / "model.safetensors"
+        checkpoint.write_atomic(path, save(state))
+        digest = hashlib.sha256()
+        for name, array in state.items():
+            digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return path, digest.hexdigest()

@@ -1,0 +1,65 @@
+"""What a run says about itself, on the terminal and to the tracker."""
+
+from pathlib import Path
+from typing import Any
+
+from raysim.allocation.policies import fedeas, full
+from raysim.config.schema import Config
+from raysim.core.persistent import lasting_folder
+from raysim.core.records import Synthetic
+from raysim.engine.object_store import capacity_bytes
+from raysim.engine.placement import Placement
+from raysim.lifecycle.prepare import Prepared
+from raysim.ui.display import Display
+
+
+def say_plan(display: Display, config: Config, prepared: Prepared) -> None:
+    """The data, the clients and the images asked for, in a line or two before anything starts."""
+    sizes_K, quota = prepared.partition.sizes_K, int(prepared.quota_KC.sum())
+    display.line(
+        f"{prepared.split.name}: {len(prepared.split.train_labels_N):,} training images; {config.partition.name}: "
+        f"{prepared.partition.clients:,} clients of {sizes_K.min():,} to {sizes_K.max():,}; "
+        f"{config.allocation.name}: {quota:,} synthetic images"
+    )
+    if config.local.params.get("steps") is not None:
+        steps, epochs = (config.local.params.get(key) for key in ("steps", "epochs"))
+        display.line(f"local.steps = {steps} takes the place of local.epochs = {epochs}, which is not used")
+    if not quota and prepared.partition.drawn is None:
+        counts_KC = prepared.partition.counts_KC
+        display.line(
+            f"for comparison: fedeas (beta 12) would ask for {int(fedeas(counts_KC, beta=12.0).sum()):,} images, full "
+            f"balance for {int(full(counts_KC).sum()):,}"
+        )
+
+
+def say_start(display: Display, placement: Placement | None, directory: Path) -> None:
+    """What is about to start, where that is known; and where the results go, if not to the working directory."""
+    if placement:
+        display.line(f"to start: {placement}")
+    if lasting_folder() != Path.cwd():
+        display.line(f"note: Ray deletes this job's working directory; results go to {directory}")
+
+
+def store_note(prepared: Prepared, synthetic: Synthetic) -> list[str]:
+    """A warning, once, where the shared arrays are larger than the memory kept for them."""
+    split = prepared.split
+    images = int(synthetic.quota_KC.sum()) * split.image_bytes
+    needed, capacity = split.train_images.nbytes + split.test_images.nbytes + images, capacity_bytes()
+    if needed <= capacity:
+        return []
+    return [
+        f"the images take {needed / 1e6:,.0f} MB and the object store holds {capacity / 1e6:,.0f} MB: the rest spills "
+        "to disk, which is slower (resources.object_store_bytes)"
+    ]
+
+
+def totals(summary: dict[str, Any]) -> dict[str, float]:
+    """The figures of a whole run, logged at its last round."""
+    names = ("final_accuracy", "best_accuracy", "best_round", "accuracy_auc", "accuracy_last5", "n_synthetic")
+    seconds = {f"seconds_total_{phase}": value for phase, value in summary["seconds"].items()}
+    return {**{name: summary[name] for name in names}, **seconds}
+
+
+def tracked(row: dict[str, float]) -> dict[str, float]:
+    """The metrics of a round, without its number."""
+    return {name: value for name, value in row.items() if name != "round"}

@@ -1,0 +1,113 @@
+"""From a configuration to images, clients and a quota: everything that is known before any worker starts."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from raysim.config.plugin_guard import ask_policy, blaming, checked_partition, checked_split
+from raysim.config.registry import resolve
+from raysim.config.schema import MODIFIERS, PLUGIN_SECTIONS, Config
+from raysim.core import rng
+from raysim.core.errors import UserError
+from raysim.core.host import physical_bytes
+from raysim.core.records import IntArray, Partition, Split
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The data set, who owns what of it, and how many synthetic images each client gets of each class.
+
+    notes: what there is to say about how the data were read.
+    """
+
+    split: Split
+    partition: Partition
+    quota_KC: IntArray
+    notes: list[str] = field(default_factory=list)
+
+
+def load_split(config: Config, notes: list[str] | None = None) -> Split:
+    """The configured data set, public images set apart, cut to the configured numbers of samples.
+
+    notes: gets what there is to say about the cache of decoded images.
+    """
+    from raysim.data.decoded_cache import decoded_cache
+    from raysim.data.splits import hold_out, subset
+
+    name = config.data.name
+    with blaming({"data.name": name}), decoded_cache(config.output.cache, [] if notes is None else notes):
+        split: Split = resolve("data", name)(**config.data.params)
+    split = checked_split(split, name) if ":" in name else split
+    return subset(hold_out(split, config.data.public_frac), config.data.train_samples, config.data.test_samples)
+
+
+def make_partition(config: Config, split: Split) -> Partition:
+    """Who owns which training sample, modifiers applied; a function of the data, the configuration and the seed."""
+    section = config.partition
+    draw = rng.stream(config.seed, rng.PARTITION) if section.stream == "raysim" else _numpy_stream(config)
+    kind, samples = resolve("partition", section.name), len(split.train_labels_N)
+    with blaming({"partition.name": section.name}):
+        partition: Partition = kind(split.train_labels_N, split.classes, draw, **section.params)
+    if ":" in section.name:
+        shared = getattr(kind, "replacement", False) is True
+        partition = checked_partition(partition, samples, split.classes, section.name, shared)
+    for i, key in enumerate(MODIFIERS):
+        params = getattr(section, key)
+        if params is not None:
+            partition = resolve("modifier", key)(partition, rng.stream(config.seed, rng.MODIFIER, -1, i), **params)
+    return partition
+
+
+def _numpy_stream(config: Config) -> Any:
+    if config.partition.name == "dirichlet_client":
+        raise UserError("partition.stream = numpy: each client of dirichlet_client has a stream of its own; use raysim")
+    if config.seed >= 2**32:
+        raise UserError(f"seed = {config.seed}: partition.stream = numpy takes seeds below 2^32 = {2**32}")
+    return rng.numpy_stream(config.seed)
+
+
+def make_quota(config: Config, partition: Partition) -> IntArray:
+    """Synthetic images per client and class."""
+    if partition.drawn is not None and config.allocation.name == "none" and not config.allocation.params.get("total"):
+        return np.broadcast_to(np.int64(0), (partition.clients, partition.classes))  # an array without memory
+    name, counts_KC = config.allocation.name, partition.counts_KC
+    quota_KC = ask_policy(name, resolve("allocation", name), counts_KC, config.allocation.params)
+    empty = np.flatnonzero(partition.sizes_K + quota_KC.sum(axis=1) == 0)
+    if len(empty):
+        raise UserError(
+            f"client {empty[0]} has no sample, real or synthetic; raise partition.min_samples or use fewer clients"
+        )
+    return quota_KC
+
+
+def named(config: Config) -> dict[str, str]:
+    """The plug-ins of a configuration by key, such as local.name -> sgd."""
+    return {f"{section}.name": getattr(config, section).name for section in PLUGIN_SECTIONS}
+
+
+def prepare(config: Config, split: Split | None = None) -> Prepared:
+    """Load the data (unless given), deal it out, work out the quota.  Raises UserError for what cannot work."""
+    notes: list[str] = []
+    split = split or load_split(config, notes)
+    partition = make_partition(config, split)
+    if isinstance(config.clients_per_round, int) and config.clients_per_round > partition.clients:
+        raise UserError(
+            f"clients_per_round = {config.clients_per_round}: there are only {partition.clients} clients; "
+            f"use at most {partition.clients}, or a fraction such as 1.0"
+        )
+    quota_KC = make_quota(config, partition)
+    _check_memory(int(quota_KC.sum()), split)
+    return Prepared(split, partition, quota_KC, notes)
+
+
+def _check_memory(images: int, split: Split) -> None:
+    """Refuse images that this machine could never hold; they pass through its memory once."""
+    height, width = split.image_size
+    needed, there = images * split.image_bytes, physical_bytes()
+    if needed > there:
+        raise UserError(
+            f"allocation: it asks for {images:,} images of {split.channels} x {height} x {width} bytes, "
+            f"{needed / 1e9:,.0f} GB in all, and this machine has {there / 1e9:,.0f} GB of memory; ask for a smaller "
+            "budget (`raysim plan` shows what each takes)"
+        )

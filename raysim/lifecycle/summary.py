@@ -1,0 +1,128 @@
+"""What a finished run leaves behind: model, metrics, figures, summary."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raysim.allocation.imbalance import normalised_entropy_K
+from raysim.config.schema import Config
+from raysim.core.records import Synthetic
+from raysim.evaluation import per_client
+from raysim.lifecycle.clock import Profile
+from raysim.lifecycle.directory import RunDirectory
+from raysim.lifecycle.prepare import Prepared
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.  metrics: one row a round.  summary: the content of summary.json.  directory: its files."""
+
+    metrics: "pd.DataFrame"
+    summary: dict[str, Any]
+    directory: Path
+
+
+def accuracy_auc(rounds: Iterable[float], accuracies: Iterable[float]) -> float:
+    """Area under the accuracy curve (trapezoid rule) over the rounds that it spans; of a single value, that value."""
+    x, y = np.asarray(list(rounds), dtype=float), np.asarray(list(accuracies), dtype=float)
+    return float(np.trapezoid(y, x) / (x[-1] - x[0])) if len(x) > 1 else float(y[0])
+
+
+def figures(
+    directory: RunDirectory, prepared: Prepared, metrics: "pd.DataFrame", clients: "pd.DataFrame", synthetic: Synthetic
+) -> None:
+    """Accuracy over rounds, real and synthetic counts, example images, OUIs: PNG files in figures/."""
+    from raysim.ui import oui_plots, plots
+
+    folder, split = directory.figures, prepared.split
+    plots.accuracy_curve(metrics, folder / "accuracy.png")
+    if prepared.partition.drawn is None:
+        plots.client_counts(
+            prepared.partition.counts_KC, synthetic.quota_KC, split.class_names, folder / "client_counts.png"
+        )
+    if synthetic.examples is not None:
+        images, labels = synthetic.examples
+        plots.image_grid(images, labels, split.class_names, folder / "synthetic.png")
+    oui_plots.oui_figures(clients, metrics, folder)
+
+
+def accuracy_summary(metrics: "pd.DataFrame") -> dict[str, float]:
+    """Final, best (with its round), mean of the last five and area under the curve of the test accuracy."""
+    measured = metrics.dropna(subset=["accuracy"])
+    accuracy, rounds = measured["accuracy"].to_numpy(), measured["round"].to_numpy()
+    best = int(np.argmax(accuracy))
+    return {
+        "final_accuracy": float(accuracy[-1]),
+        "best_accuracy": float(accuracy[best]),
+        "best_round": int(rounds[best]),
+        "accuracy_last5": float(accuracy[-5:].mean()),
+        "accuracy_auc": accuracy_auc(rounds, accuracy),
+    }
+
+
+def accuracy_by_class(metrics: "pd.DataFrame", classes: int) -> list[float | None] | None:
+    """Final accuracy of each class, null for one without test images; null as a whole where it was not measured."""
+    final = metrics.dropna(subset=["accuracy"]).iloc[-1]
+    measured = [final.get(f"accuracy_class_{c}", np.nan) for c in range(classes)]
+    return [None if np.isnan(a) else float(a) for a in measured] if not np.isnan(measured).all() else None
+
+
+SPREAD = ("mean", "weighted_mean", "worst", "sd")
+
+
+def accuracy_over_clients(metrics: "pd.DataFrame") -> dict[str, float]:
+    """Accuracy of the worst class and over clients (`evaluation.per_client`), each where it was last measured."""
+    names = [f"{prefix}_{what}" for prefix in ("client_accuracy", "tuned_client_accuracy") for what in SPREAD]
+    measured = [name for name in ("worst_class_accuracy", *names) if name in metrics]
+    return {name: float(metrics[name].dropna().iloc[-1]) for name in measured}
+
+
+def accuracy_by_client(metrics: "pd.DataFrame", prepared: Prepared) -> list[float | None] | None:
+    """Final accuracy of each client by its id, on its own mix of classes; null as a whole where not measured."""
+    by_class = accuracy_by_class(metrics, prepared.split.classes)
+    if by_class is None:
+        return None
+    accuracy_C = np.array([np.nan if a is None else a for a in by_class])
+    a_K = per_client.by_client(per_client.class_counts(prepared.partition, prepared.split), accuracy_C)
+    return [None if np.isnan(a) else float(a) for a in a_K]
+
+
+def summarise(
+    config: Config, prepared: Prepared, metrics: "pd.DataFrame", synthetic: Synthetic, profile: Profile
+) -> dict[str, Any]:
+    """The content of summary.json, but for what only the run itself knows.
+
+    Lists with an entry a client are empty for a partition that is drawn client by client.
+    """
+    partition, C = prepared.partition, prepared.split.classes
+    counts_KC = partition.counts_KC if partition.drawn is None else np.empty((0, C), dtype=np.int64)
+    return {
+        **accuracy_summary(metrics),
+        **accuracy_over_clients(metrics),
+        "accuracy_by_class": accuracy_by_class(metrics, prepared.split.classes),
+        "client_accuracy_K": accuracy_by_client(metrics, prepared),
+        "rounds": len(metrics),
+        "clients": partition.clients,
+        "n_real": int(partition.offsets_K1[-1]),
+        "n_synthetic": int(synthetic.quota_KC.sum()),
+        "n_synthetic_made": synthetic.made,
+        "n_synthetic_full_balance": int((counts_KC.max(axis=1, keepdims=True) - counts_KC).sum()),
+        "images_per_s": synthetic.made / synthetic.seconds if synthetic.seconds else None,
+        "sizes_K": partition.sizes_K.tolist() if partition.drawn is None else [],
+        "entropy_K": normalised_entropy_K(counts_KC).tolist(),
+        "seconds": {phase: round(value, 3) for phase, value in profile.seconds.items()},
+        "workers": profile.workers,
+        "synthetic_sha256": synthetic.sha256,
+        "partition_sha256": partition.sha256(),
+        "config_hash": config.hash(),
+        "dataset": prepared.split.name,
+        "policy": config.allocation.name,
+        "rule": config.aggregation.name,
+        "seed": config.seed,
+    }

@@ -1,0 +1,134 @@
+"""Many clients of one network of any kind trained at once on a GPU, where a step of a small network is mostly waiting.
+
+G clients take a step together: one call computes the gradients of G sets of parameters (`torch.func.vmap`), each on
+its own batch. A group is always filled up to G clients and a batch to its full size, with samples that weigh nothing,
+so what is computed for a client depends neither on the others nor on how many there are; that this holds to the bit on
+a machine is tried out there before it is used. Against a client trained alone, sums run in another order: the trained
+parameters differ by rounding.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from raysim.core.records import Float32Array, IntArray
+from raysim.local.batched.schedule import Course, Member, packed
+from raysim.local.loop import ClientData, Job, LocalResult
+from raysim.local.sgd import sgd
+from raysim.models.flat_model import FlatModel, ImageScale
+
+LEAST, MOST = 8, 32  # clients that there must be room for, and that are trained, at a time
+MOST_PARAMETERS = 64_000_000  # of a group's clients together, for each of parameters, gradients and momentum
+LARGEST_BATCH = 256  # samples of one client in a step: larger batches keep a GPU busy on their own
+MOST_IMAGE_BYTES = 1 << 30  # of a group's clients together
+
+
+class StackedBatch:
+    """Trains groups of clients with plain SGD; `of` says for which models and settings."""
+
+    least = 1  # clients of a group: one alone is filled up, too, or it would matter whom it is dealt out with
+
+    def __init__(self, model: FlatModel, algorithm: sgd, scale: ImageScale, bf16: bool, width: int) -> None:
+        self.model, self.algorithm, self.scale, self.bf16, self.width = model, algorithm, scale, bf16, width
+        self._gradient = vmap(grad_and_value(self._loss), randomness="error")
+
+    @classmethod
+    def of(
+        cls, model: FlatModel, algorithm: object, scale: ImageScale, bf16: bool, image_shape: tuple[int, int, int]
+    ) -> "StackedBatch | None":
+        """For a network without running statistics and dropout, under plain SGD, without augmentation; else None.
+
+        What is random, or cannot be done for several networks at once, fails the trial.  image_shape: channels, height,
+        width.
+        """
+        if type(algorithm) is not sgd or algorithm.batch_size > LARGEST_BATCH or scale.crop or scale.flip:
+            return None
+        width = min(MOST, MOST_PARAMETERS // max(1, len(model.params_P)))
+        if width < LEAST or len(model.buffers_F) or len(model.counters):
+            return None
+        trial = cls(model, replace(algorithm, epochs=1, steps=None), scale, bf16, width)
+        return cls(model, algorithm, scale, bf16, width) if trial._independent(image_shape) else None
+
+    def groups(self, sizes_K: Sequence[int], image_bytes: int) -> list[list[int]]:
+        """Positions of clients with these numbers of samples, put together by size, the largest first."""
+        by_size = sorted(range(len(sizes_K)), key=lambda i: -sizes_K[i])
+        return packed(by_size, sizes_K, image_bytes, self.width, MOST_IMAGE_BYTES)
+
+    @torch.no_grad()
+    def train(self, members: Sequence[Member], seed: int) -> list[tuple[LocalResult, Tensor]]:
+        """(result, trained parameters: P) of each client, `width` of them at most.
+
+        The model ends with the parameters at which the clients start.
+        """
+        began = time.perf_counter()
+        self.model.module.train()
+        courses = [Course.of(m.job, self.algorithm, seed) for m in members]
+        order = sorted(range(len(members)), key=lambda k: -courses[k].steps)
+        params_GP, losses_TG = self._train([members[k] for k in order], [courses[k] for k in order])
+        each_s = (time.perf_counter() - began) / sum(m.job.n for m in members)
+        found: dict[int, tuple[LocalResult, Tensor]] = {}
+        for place, k in enumerate(order):
+            member, course = members[k], courses[k]
+            member.job.steps = course.steps
+            course.losses = list(losses_TG[course.steps - len(course.epochs[-1]) : course.steps, place])
+            found[k] = course.result(each_s * member.job.n), params_GP[place]
+        return [found[k] for k in range(len(members))]
+
+    def _train(self, members: Sequence[Member], courses: Sequence[Course]) -> tuple[Tensor, Tensor]:
+        """(params_GP, losses_TG on the CPU) of members that are sorted by their number of steps, most first."""
+        device, start_P = self.model.params_P.device, members[0].job.start_P
+        images = torch.from_numpy(np.concatenate([m.data.images for m in members])).to(device)
+        labels_N = torch.from_numpy(np.concatenate([m.data.labels_N for m in members])).to(device)
+        index_TGB, weight_TGB = (torch.from_numpy(a).to(device) for a in self._batches(members, courses))
+        params_GP = start_P.repeat(self.width, 1)
+        velocity_GP = torch.zeros_like(params_GP) if self.algorithm.momentum else params_GP
+        steps_G, losses = [course.steps for course in courses], []
+        for t, (index_GB, weight_GB) in enumerate(zip(index_TGB, weight_TGB, strict=True)):
+            x = self.scale(images[index_GB.flatten()], channels_last=False).unflatten(0, index_GB.shape)
+            gradient_GP, loss_G = self._gradient(params_GP, x, labels_N[index_GB], weight_GB)
+            there = sum(steps > t for steps in steps_G)
+            self.algorithm.clip_norm(gradient_GP[:there])
+            self.algorithm.descend(params_GP[:there], gradient_GP[:there], velocity_GP[:there], members[0].job.lr)
+            losses.append(loss_G)
+        return params_GP, torch.stack(losses).cpu()  # read once: reading waits for everything before it
+
+    def _batches(self, members: Sequence[Member], courses: Sequence[Course]) -> tuple[IntArray, Float32Array]:
+        """(rows of every step, the weight of each: 1 / samples in its batch, 0 where there is none), T x G x B."""
+        shape = courses[0].steps, self.width, self.algorithm.batch_size
+        index_TGB, weight_TGB = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
+        start = 0
+        for k, (member, course) in enumerate(zip(members, courses, strict=True)):
+            for t, rows in enumerate(rows for epoch in course.epochs for rows in epoch):
+                index_TGB[t, k, : len(rows)] = start + rows
+                weight_TGB[t, k, : len(rows)] = 1 / len(rows)
+            start += member.job.n
+        return index_TGB, weight_TGB
+
+    def _loss(self, params_P: Tensor, x: Tensor, labels_B: Tensor, weight_B: Tensor) -> Tensor:
+        """Weighted cross-entropy of one client's batch."""
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
+            logits = functional_call(self.model.module, self.model.named_views(params_P), (x,))
+            loss_B = nn.functional.cross_entropy(logits, labels_B, reduction="none")
+        return (loss_B * weight_B).sum()
+
+    def _independent(self, image_shape: tuple[int, int, int]) -> bool:
+        """Whether a client has the same bits alone and as the last of a full group; tried out, on this machine."""
+        n, draw = self.algorithm.batch_size + 1, np.random.default_rng(0)
+        start_P = self.model.params_P.detach().clone()
+        members = [
+            Member(
+                Job(self.model, start_P, self.algorithm.lr, 0, k, n),
+                ClientData(draw.integers(0, 256, (n, *image_shape), np.uint8), draw.integers(0, 2, n), n),
+            )
+            for k in range(self.width)
+        ]
+        try:
+            (alone, alone_P), (among, among_P) = self.train(members[-1:], 0)[0], self.train(members, 0)[-1]
+        except RuntimeError:  # the network does what cannot be done for several at once
+            return False
+        return alone.loss == among.loss and torch.equal(alone_P, among_P)

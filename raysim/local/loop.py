@@ -1,0 +1,245 @@
+"""The one local training loop, over a model whose parameters live in one flat tensor.
+
+Runs wherever torch does; knows nothing of Ray.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from raysim.core import rng
+from raysim.core.records import ByteArray, FloatArray, IntArray
+from raysim.local import batchnorm
+from raysim.local.dense_gradient import DenseGradient
+from raysim.local.sgd import sgd
+from raysim.models.architectures import Classifier
+from raysim.models.flat_model import FlatModel, ImageScale
+
+BLOCK_BYTES = 1 << 20  # of images in float32 that are prepared at a time: small enough for a core's cache
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's training samples in fresh memory: real ones first, then synthetic ones."""
+
+    images: ByteArray
+    labels_N: IntArray
+    n_real: int
+
+
+def client_data(
+    images: ByteArray,
+    rows_N: IntArray,
+    labels_N: IntArray,
+    synthetic: ByteArray | None = None,
+    quota_C: IntArray | None = None,
+    noise_std: float = 0.0,
+    noise_rng: np.random.Generator | None = None,
+) -> ClientData:
+    """Gather a client's real and synthetic samples; synthetic ones are sorted by class, quota_C of each.
+
+    noise_std: Gaussian noise on the real images in units of the [0, 1] pixel range, rounded back to uint8.
+    """
+    own = images[rows_N]
+    if noise_std > 0 and noise_rng is not None:
+        noisy = own + noise_rng.normal(0, 255 * noise_std, size=own.shape)
+        own = np.clip(np.rint(noisy), 0, 255).astype(np.uint8)
+    if synthetic is None or quota_C is None or not quota_C.sum():
+        return ClientData(own, labels_N.copy(), len(rows_N))
+    made = np.repeat(np.arange(len(quota_C)), quota_C)
+    return ClientData(np.concatenate([own, synthetic]), np.concatenate([labels_N, made]), len(rows_N))
+
+
+@dataclass
+class Job:
+    """One client's local training while it runs: what the hooks of a local algorithm see and may change.
+
+    start_P: the global parameters, in memory of their own, fixed during the local phase.  lr: that of this round.
+    extra: what the server broadcasts beside the model.  state: the client's state from its last participation.
+    kept: whatever a hook wants to keep until `finish`.
+    """
+
+    model: FlatModel
+    start_P: Tensor
+    lr: float
+    round: int
+    client: int
+    n: int
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, Tensor] | None = None
+    steps: int = 0
+    kept: dict[str, Any] = field(default_factory=dict)
+
+
+class LocalAlgorithm(Protocol):
+    """The hooks around the one loop; `raysim.local.sgd` gives each its default."""
+
+    epochs: int
+    steps: int | None
+    batch_size: int
+    summed: ClassVar[tuple[str, ...]]
+    broadcast: ClassVar[tuple[str, ...]]
+    server_only: ClassVar[tuple[str, ...]]
+
+    def check(self, module: nn.Module, rule: Any, server: Any) -> None: ...
+    def learning_rate(self, round_: int) -> float: ...
+    def start(self, job: Job) -> None: ...
+    def loss(self, job: Job, x: Tensor, y_B: Tensor) -> Tensor: ...
+    def after_backward(self, job: Job) -> None: ...
+    def step(self, job: Job) -> None: ...
+    def finish(self, job: Job) -> dict[str, Tensor] | None: ...
+    def effective_steps(self, job: Job) -> float: ...
+    def server_update(
+        self, extra: dict[str, FloatArray], sums: dict[str, FloatArray], update_P: FloatArray
+    ) -> tuple[dict[str, FloatArray], FloatArray]: ...
+
+
+def batches(
+    n: int, batch_size: int, epochs: int, steps: int | None, generator: np.random.Generator, norm: bool
+) -> Iterator[tuple[IntArray, bool]]:
+    """(rows of one batch, whether it ends the epoch), a new order each epoch; `steps`, if given, replaces `epochs`.
+
+    Batch statistics of one sample do not exist, so for models with batch normalisation (`norm`) a last batch of one
+    joins the batch before it, and a client with a single sample sees it twice in its batch.
+    Raises ValueError for n = 0.
+    """
+    if n < 1:
+        raise ValueError("a client without samples cannot train")
+    taken, epoch = 0, 0
+    while epoch < epochs if steps is None else taken < steps:
+        order = generator.permutation(n)
+        parts = [order[i : i + batch_size] for i in range(0, n, batch_size)]
+        if norm and len(parts[-1]) == 1:
+            tail = parts.pop()
+            parts = [*parts[:-1], np.concatenate([parts[-1], tail])] if parts else [np.repeat(tail, 2)]
+        for i, part in enumerate(parts):
+            taken += 1
+            yield part, i == len(parts) - 1 or taken == steps
+            if taken == steps:
+                return
+        epoch += 1
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """loss: mean training loss per sample over the last (possibly unfinished) epoch, each batch before its own step."""
+
+    loss: float
+    steps: int
+    seconds: float
+    state: dict[str, Tensor] | None
+
+
+def train_client(
+    job: Job,
+    algorithm: LocalAlgorithm,
+    data: ClientData,
+    scale: ImageScale,
+    seed: int,
+    bf16: bool = False,
+    fixed_statistics: bool = False,
+) -> LocalResult:
+    """Train `job.model` in place, from where it stands, on one client's samples.
+
+    All randomness is keyed by (seed, round, client). The model is left in training mode with the client's parameters.
+    fixed_statistics: normalise with the running statistics as they are (`buffers: global`).
+    """
+    began = time.perf_counter()
+    model, keys, device = job.model, (job.round, job.client), job.model.device
+    model.module.train()
+    if fixed_statistics:
+        batchnorm.fix(model.module)
+    order = rng.stream(seed, rng.BATCHES, *keys)
+    plan = batches(job.n, algorithm.batch_size, algorithm.epochs, algorithm.steps, order, model.batch_norm)
+    augment_rng = rng.stream(seed, rng.AUGMENT, *keys) if scale.crop or scale.flip else None
+    losses: list[Tensor] = []
+    seen, mean_loss = 0, 0.0
+    with _seeded(device, rng.integer(seed, rng.DROPOUT, *keys)):
+        algorithm.start(job)
+        dense = None if bf16 else _dense_gradient(model.module, algorithm)
+        for x, y_B, last in _feed(data, plan, scale, model, augment_rng):
+            loss = dense(x, y_B) if dense else _gradient(job, algorithm, x, y_B, bf16)
+            algorithm.after_backward(job)
+            algorithm.step(job)
+            job.steps += 1
+            losses.append(loss * len(y_B))
+            seen += len(y_B)
+            if last:  # read once an epoch: on a GPU, reading waits for everything before it
+                mean_loss = float(torch.stack(losses).sum(dtype=torch.float64)) / seen
+                losses, seen = [], 0
+        state = algorithm.finish(job)
+    return LocalResult(mean_loss, job.steps, time.perf_counter() - began, state)
+
+
+def _gradient(job: Job, algorithm: LocalAlgorithm, x: Tensor, y_B: Tensor, bf16: bool) -> Tensor:
+    """The loss of a batch, its gradient in the model's."""
+    job.model.grad_P.zero_()
+    with torch.autocast(torch.device(job.model.device).type, torch.bfloat16) if bf16 else nullcontext():
+        loss = algorithm.loss(job, x, y_B)
+    loss.backward()
+    return loss.detach()
+
+
+def _dense_gradient(module: nn.Module, algorithm: LocalAlgorithm) -> DenseGradient | None:
+    """The same for fully connected networks in a fraction of the time, where the loss is plain cross-entropy."""
+    if type(module) is not Classifier or getattr(type(algorithm), "loss", None) is not sgd.loss:
+        return None
+    return DenseGradient.of(module.chain())
+
+
+def _feed(
+    data: ClientData,
+    plan: Iterator[tuple[IntArray, bool]],
+    scale: ImageScale,
+    model: FlatModel,
+    augment_rng: np.random.Generator | None,
+) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """(images as the model takes them, labels, whether the epoch ends) of each batch.
+
+    Consecutive batches are gathered, augmented and normalised together, as many as fit into BLOCK_BYTES.
+    """
+    images = torch.from_numpy(data.images).to(model.device)
+    labels_N = torch.from_numpy(data.labels_N).to(model.device)
+    most = max(1, BLOCK_BYTES // (4 * images[0].numel()))
+    while block := _block(plan, most):
+        index = torch.from_numpy(np.concatenate([rows for rows, _ in block])).to(model.device)
+        part = images[index]
+        if augment_rng is not None:
+            part = scale.augment(part, augment_rng)
+        sizes = [len(rows) for rows, _ in block]
+        xs, ys = scale(part, model.channels_last).split(sizes), labels_N[index].split(sizes)
+        yield from zip(xs, ys, (last for _, last in block), strict=True)
+
+
+def _block(plan: Iterator[tuple[IntArray, bool]], most: int) -> list[tuple[IntArray, bool]]:
+    """The next batches, until they have `most` samples or more; an empty list at the end."""
+    block, taken = [], 0
+    for rows, last in plan:
+        block.append((rows, last))
+        taken += len(rows)
+        if taken >= most:
+            break
+    return block
+
+
+@contextmanager
+def _seeded(device: str, seed: int) -> Iterator[None]:
+    """Torch's global generators at this seed, and afterwards as they were before."""
+    if device == "cpu":  # a fiftieth of the time that the general way takes, which asks every kind of device
+        generator = torch.default_generator
+        before = generator.get_state()
+        generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            generator.set_state(before)
+        return
+    with torch.random.fork_rng(devices=[device]):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,4 @@
+"""Networks, and a network as one flat vector.
+
+Imports core alone; it needs torch, not Ray.
+"""

@@ -1,0 +1,4 @@
+"""MLflow: the run that mirrors a run directory, its store, its process. The only package that imports mlflow.
+
+Imports core alone; `lifecycle`, `commands` and `cli` import it.
+"""

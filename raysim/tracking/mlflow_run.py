@@ -1,0 +1,125 @@
+"""Opening a run in an MLflow store: the client, the experiment, parameters and tags."""
+
+import logging
+import os
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raysim.core.errors import UserError
+from raysim.tracking.store import SqliteFile, clean_name, flatten, short, without_password
+
+OTHERS_PER_REQUEST = 100  # MLflow's own limit for parameters and tags
+ENVIRONMENT = {  # defaults only: what the user has set stays
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+Params = Mapping[str, Any]
+
+
+def load_mlflow() -> tuple[type[Exception], ...]:
+    """Import MLflow (seconds), keep it from writing to the terminal, and name the errors of a store."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import mlflow.exceptions
+    import sqlalchemy.exc
+
+    if "MLFLOW_LOGGING_LEVEL" not in os.environ:
+        for logger in ("mlflow", "alembic", "urllib3.connectionpool"):
+            logging.getLogger(logger).setLevel(logging.CRITICAL)
+    return (mlflow.exceptions.MlflowException, sqlalchemy.exc.SQLAlchemyError, sqlite3.Error, OSError)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What it takes to begin a run in a store, or to go on with the run `resume_run_id`.
+
+    An empty one: whoever began the run died before its id was on record, so it is found by its name, if it is there.
+    """
+
+    address: str
+    experiment: str
+    run_name: str
+    params: Params
+    tags: Mapping[str, str]
+    resume_run_id: str | None
+
+    def find_run(self) -> tuple[Any, Any, bool]:
+        """(client, run, whether it is the one to resume)."""
+        import mlflow
+
+        client = mlflow.MlflowClient(tracking_uri=self.address)
+        old = None
+        if self.resume_run_id is not None:
+            old = _find_run(client, self.resume_run_id) if self.resume_run_id else self._find_by_name(client)
+        if old is not None:
+            client.update_run(old.info.run_id, status="RUNNING")
+            return client, old, True
+        experiment = _experiment(client, self.experiment, self.address)
+        return client, client.create_run(experiment, run_name=self.run_name), False
+
+    def _find_by_name(self, client: Any) -> Any | None:
+        experiment = client.get_experiment_by_name(self.experiment)
+        if experiment is None:
+            return None
+        wanted = f'attributes.run_name = "{self.run_name}"'
+        return next(iter(client.search_runs([experiment.experiment_id], wanted, max_results=1)), None)
+
+
+def _find_run(client: Any, run_id: str) -> Any | None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+    return run if run.info.lifecycle_stage == "active" else None
+
+
+def _experiment(client: Any, name: str, uri: str) -> str:
+    """The id of the experiment, made if there is none; a local store keeps its artifacts beside the sqlite file."""
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        file = SqliteFile(uri).path
+        folder = (file.parent / "mlartifacts" / re.sub(r"[^\w.-]", "_", name)).as_uri() if file else None
+        try:
+            return str(client.create_experiment(name, artifact_location=folder))
+        except MlflowException:  # another run may have made it at this moment
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    if found.lifecycle_stage != "active":
+        raise UserError(
+            f"tracking.experiment: {name!r} was deleted in {without_password(uri)}; choose another name, or restore it "
+            f"with `mlflow experiments restore --experiment-id {found.experiment_id}`"
+        )
+    return str(found.experiment_id)
+
+
+def describe(client: Any, run: Any, params: Params, tags: dict[str, str]) -> None:
+    """Log parameters and tags.  MLflow refuses to change a parameter, so a changed one (more rounds) becomes a tag."""
+    import yaml
+    from mlflow.entities import Param, RunTag
+
+    known, run_id = run.data.params, run.info.run_id
+    flat = flatten(params)
+    tags |= {f"resumed_with.{key}": value for key, value in flat.items() if known.get(key, value) != value}
+    for part in parts([Param(key, value) for key, value in flat.items() if key not in known], OTHERS_PER_REQUEST):
+        client.log_batch(run_id, params=part)
+    for part in parts([RunTag(clean_name(k), short(str(v))) for k, v in tags.items()], OTHERS_PER_REQUEST):
+        client.log_batch(run_id, tags=part)
+    client.log_text(run_id, yaml.safe_dump(dict(params), sort_keys=False, allow_unicode=True), "config.yaml")
+
+
+def parts(items: list[Any], size: int) -> Iterator[list[Any]]:
+    """`items`, at most `size` at a time."""
+    return (items[i : i + size] for i in range(0, len(items), size))

@@ -1,0 +1,232 @@
+"""MLflow tracking: one run, written by the driver alone, in one batch call per round.
+
+The store may be locked, full or gone without hurting a run: what could not be written waits and is tried again, at a
+cost of about a tenth of the run's time, and what is still missing at the end is named in `problems`.
+"""
+
+import functools
+import json
+import math
+import time
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from raysim.core.errors import UserError
+from raysim.tracking.mlflow_run import Opening, Params, describe, load_mlflow, parts
+from raysim.tracking.store import (
+    Outbox,
+    SqliteFile,
+    Write,
+    check_uri,
+    clean_name,
+    environment_tags,
+    one_line,
+    short,
+    without_password,
+)
+
+__all__ = ["NullTracker", "Tracker", "check_uri"]
+
+METRICS_PER_REQUEST = 1000  # MLflow's own limit
+OPENING_WAIT_S = 60.0  # for another run that makes the same sqlite file
+START_WAIT_S, LATER_WAIT_S, FINISH_WAIT_S, FINISH_BUDGET_S = 10.0, 1.0, 5.0, 15.0  # for another writer of it
+LOST_CODES = frozenset({"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "INVALID_STATE"})
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+class NullTracker:
+    """Tracking switched off (`tracking.uri: none`): takes everything and keeps nothing."""
+
+    run_id, uri = "", "none"
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be logged."""
+        return []
+
+    def log_round(self, round: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of one round."""
+
+    def log_artifact(self, path: Path, folder: str | None = None) -> None:
+        """Take a file or a folder."""
+
+    def log_figure(self, path: Path) -> None:
+        """Take a figure."""
+
+    def log_model_state(self, path: Path) -> None:
+        """Take the safetensors file of a model."""
+
+    def log_dict(self, content: Params, name: str) -> None:
+        """Take a small dictionary."""
+
+    def finish(self, status: Status, message: str = "") -> None:
+        """Take the outcome."""
+
+
+class Tracker(NullTracker):
+    """One MLflow run; after `start`, no method raises because of the store.
+
+    A store that is locked, read-only or out of reach when the run starts is opened later, if it comes back.
+    run_id: empty as long as there is no run in the store.
+    """
+
+    def __init__(self, opening: Opening, directory: Path, errors: tuple[type[Exception], ...]) -> None:
+        self._opening, self._directory, self._errors = opening, directory, errors
+        self._store = SqliteFile(opening.address)
+        self._outbox = Outbox(self._store, errors, LOST_CODES)
+        self.run_id, self.uri = opening.resume_run_id or "", without_password(opening.address)
+        self._found: tuple[Any, Any, bool] | None = None
+        self._opened: Any = None
+        self._away = ""
+        # a resumed run: the rounds that the store already has, by metric, looked up when first needed
+        self._logged_steps: dict[str, set[int]] | None = None
+        self._non_finite: Counter[str] = Counter()
+        self._finished = False
+
+    @classmethod
+    def start(
+        cls,
+        uri: str,
+        experiment: str,
+        run_name: str,
+        params: Params,
+        tags: Mapping[str, str],
+        resume_run_id: str | None,
+        directory: Path,
+    ) -> NullTracker:
+        """Open the store and start a run, or set the run `resume_run_id` back to RUNNING; empty: the one of this name.
+
+        params: the nested, resolved configuration, logged flattened, and in full as the artifact config.yaml.
+        directory: where the run's own files are, named in `problems`.  Returns a NullTracker for the address "none".
+        Raises UserError if the store can never be used; one that is only away for now is named in `problems`.
+        """
+        address = check_uri(uri)
+        if address == "none":
+            return NullTracker()
+        errors = load_mlflow()
+        at_start: tuple[type[Exception], ...] = (*errors, ImportError)  # a database's driver may be missing
+        opening = Opening(address, experiment, run_name, params, tags, resume_run_id)
+        tracker = cls(opening, Path(directory), errors)
+        try:
+            tracker._open(START_WAIT_S, OPENING_WAIT_S)
+        except at_start as error:
+            if tracker._found is None and not tracker._store.is_away(error):
+                raise UserError(
+                    f"tracking.uri: the MLflow store {tracker.uri} cannot be used: {one_line(error)}. Put that right, "
+                    "name another store (tracking.uri=sqlite:///PATH), or run without one (tracking.uri=none)."
+                ) from error
+            tracker._away = one_line(error)
+        except KeyboardInterrupt:
+            if tracker._found is not None:
+                tracker.finish("KILLED", "interrupted")
+            raise
+        return tracker
+
+    def _open(self, wait_s: float, alone_s: float) -> None:
+        if self._found is None:
+            self._store.check(wait_s)
+            with self._store.alone(alone_s), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # making a store warns about MLflow's own tables
+                self._found = self._opening.find_run()
+            wanted, (_, run, resumed) = self._opening.resume_run_id, self._found
+            self.run_id, self._logged_steps = run.info.run_id, {} if resumed else None
+            if wanted and not resumed:
+                self._outbox.lose(Write("the rounds before the resume", lambda: None, error=f"run {wanted} is gone"))
+        client, run, _ = self._found
+        describe(client, run, self._opening.params, {**environment_tags(), **self._opening.tags})
+        self._opened = client
+
+    @property
+    def _client(self) -> Any:
+        if self._opened is None:
+            self._open(LATER_WAIT_S, LATER_WAIT_S)
+        return self._opened
+
+    @property
+    def problems(self) -> list[str]:
+        """What the store does not have, in sentences; empty if all is there."""
+        missing = self._outbox.missing()
+        if self._opened is None:
+            error = next((write.error for write in reversed(missing) if write.error), self._away)
+            since = " since it was resumed" if self._opening.resume_run_id else ""
+            return [
+                f"the MLflow store {self.uri} cannot be used for now ({error}); it has nothing of this run{since}, "
+                f"whose metrics are in {self._directory}"
+            ]
+        found = [f"MLflow lacks {write.what}: {write.error}" for write in missing if write.round is None]
+        rounds = sorted({write.round for write in missing if write.round is not None})
+        if rounds:
+            error = next(write.error for write in reversed(missing) if write.round is not None)
+            shown = ", ".join(map(str, rounds[:10])) + (", ..." if len(rounds) > 10 else "")
+            which = f"round {shown}" if len(rounds) == 1 else f"{len(rounds)} rounds ({shown})"
+            found.append(f"MLflow lacks the metrics of {which}, which are in {self._directory}: {error}")
+        return found
+
+    def log_round(self, round: int, metrics: Mapping[str, float]) -> None:
+        """Log a round's metrics at step `round`, in one request per 1,000; may be repeated after a resume.
+
+        Values that are not finite are never stored: the tag `non_finite_metrics` counts them by name.
+        """
+        from mlflow.entities import Metric, RunTag
+
+        now_ms = int(time.time() * 1000)  # kept over retries, so that the store knows a repeated row as the same row
+        finite = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
+        self._non_finite.update(key for key in metrics if key not in finite)
+        tags = []
+        if len(finite) < len(metrics):
+            counts = ", ".join(f"{key} ({times})" for key, times in sorted(self._non_finite.items()))
+            tags = [RunTag("non_finite_metrics", short(f"{self._non_finite.total()} not stored: {counts}"))]
+        rows = [Metric(clean_name(key), value, now_ms, round) for key, value in finite.items()]
+        for part in list(parts(rows, METRICS_PER_REQUEST)) or [[]]:
+            self._outbox.submit(Write("metrics", functools.partial(self._send_rows, part, tags), round))
+
+    def _send_rows(self, rows: list[Any], tags: list[Any]) -> None:
+        """One request.  The rows of a request are stored together or not at all, so one of them tells for all."""
+        client = self._client
+        if rows and self._logged_steps is not None:
+            key = rows[0].key
+            if key not in self._logged_steps:
+                history = client.get_metric_history(self.run_id, key)
+                self._logged_steps[key] = {metric.step for metric in history}
+            if rows[0].step in self._logged_steps[key]:
+                return
+        if rows or tags:
+            client.log_batch(self.run_id, metrics=rows, tags=tags)
+
+    def log_artifact(self, path: Path, folder: str | None = None) -> None:
+        """Copy a file, or the files of a folder, into the run's artifacts, under `folder`."""
+
+        def send() -> None:
+            copy = self._client.log_artifacts if Path(path).is_dir() else self._client.log_artifact
+            copy(self.run_id, str(path), folder)
+
+        self._outbox.submit(Write(f"the file {path}", send))
+
+    def log_figure(self, path: Path) -> None:
+        """Copy a figure into the run's artifacts, under figures/."""
+        self.log_artifact(path, "figures")
+
+    def log_model_state(self, path: Path) -> None:
+        """Copy a safetensors file into the run's artifacts, under model/."""
+        self.log_artifact(path, "model")
+
+    def log_dict(self, content: Params, name: str) -> None:
+        """Write a dictionary of plain values as the artifact `name`, which ends in .json or .yaml."""
+        copied = json.loads(json.dumps(content, default=str))
+        self._outbox.submit(Write(f"the file {name}", lambda: self._client.log_dict(self.run_id, copied, name)))
+
+    def finish(self, status: Status, message: str = "") -> None:
+        """Write what still waits and end the run truthfully; only the first call counts."""
+        if self._finished:
+            return
+        self._finished = True
+        if message:
+            text = short(message)
+            self._outbox.add(Write("the final message", lambda: self._client.set_tag(self.run_id, "message", text)))
+        end = Write(f"the final status {status}", lambda: self._client.set_terminated(self.run_id, status))
+        self._outbox.add(end)
+        self._outbox.flush(FINISH_WAIT_S, FINISH_BUDGET_S, failures_allowed=Outbox.limit)

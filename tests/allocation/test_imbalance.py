@@ -1,0 +1,69 @@
+"""Entropy, the imbalance score, and who causes it."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from raysim.allocation import imbalance
+
+counts_matrices = (
+    st.tuples(st.integers(1, 6), st.integers(1, 5))
+    .flatmap(lambda shape: arrays(np.int64, shape, elements=st.integers(0, 60)))
+    .map(lambda counts_KC: counts_KC + (counts_KC.sum(axis=1, keepdims=True) == 0))
+)
+quick = settings(max_examples=60, deadline=None)
+
+
+def counts(*rows: list[int]) -> np.ndarray:
+    return np.array(rows, dtype=np.int64)
+
+
+def test_entropy_of_a_client_with_absent_classes_is_finite_and_exact():
+    """p = .5, .3, .2: -(.5 ln .5 + .3 ln .3 + .2 ln .2) = 1.029653 nats; / ln 10 = 0.447173; no warning from 0 ln 0."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        entropy = imbalance.normalised_entropy_K(counts([500, 300, 200, 0, 0, 0, 0, 0, 0, 0]))[0]
+    assert entropy * math.log(10) == pytest.approx(1.029653, abs=1e-6)
+    assert entropy == pytest.approx(0.447173, abs=1e-6)
+
+
+def test_entropy_is_0_for_one_class_1_for_equal_counts_and_defined_at_the_edges():
+    assert imbalance.normalised_entropy_K(counts([7, 0, 0], [7, 7, 7], [0, 0, 0])).tolist() == [0.0, 1.0, 0.0]
+    assert imbalance.normalised_entropy_K(counts([7], [0])).tolist() == [1.0, 0.0]  # one class is always balanced
+
+
+def test_imbalance_weighs_clients_by_their_samples():
+    """30 samples of one class (H = 0) and 10 balanced ones (H = 1): I = 30/40 * 1 + 10/40 * 0 = 0.75."""
+    before = counts([30, 0], [5, 5])
+    assert imbalance.imbalance(before) == pytest.approx(0.75)
+    assert imbalance.contributions_K(before).tolist() == pytest.approx([0.75, 0.0])
+    assert imbalance.removed_fraction(before, counts([30, 30], [5, 5])) == 1.0
+    assert imbalance.removed_fraction(before, before) == 0.0
+    assert imbalance.removed_fraction(counts([5, 5]), counts([5, 5])) == 0.0
+
+
+def test_lorenz_curve_and_top_share_of_four_clients():
+    """Contributions 0, 1, 1, 2: cumulated 0, 1/4, 2/4, 4/4; the top 20 % of 4 clients is ceil(0.8) = 1 client: 2/4."""
+    x, y = imbalance.lorenz_curve(np.array([2.0, 0.0, 1.0, 1.0]))
+    assert x.tolist() == [0, 0.25, 0.5, 0.75, 1] and y.tolist() == [0, 0, 0.25, 0.5, 1]
+    assert imbalance.top_share(np.array([2.0, 0.0, 1.0, 1.0])) == 0.5
+    assert imbalance.top_share(np.arange(10.0)) == pytest.approx(17 / 45)
+    assert imbalance.top_share(np.zeros(4)) == 0.0
+    assert imbalance.lorenz_curve(np.zeros(2))[1].tolist() == [0, 0.5, 1]
+
+
+def test_missing_cells_are_the_zero_counts():
+    assert imbalance.missing_cells(counts([3, 0], [0, 0])).tolist() == [[False, True], [True, True]]
+
+
+@quick
+@given(counts_matrices)
+def test_entropy_and_imbalance_stay_in_0_to_1(counts_KC):
+    entropy_K = imbalance.normalised_entropy_K(counts_KC)
+    assert ((entropy_K >= 0) & (entropy_K <= 1)).all()
+    assert 0 <= imbalance.imbalance(counts_KC) <= 1 + 1e-12

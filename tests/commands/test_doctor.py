@@ -1,0 +1,82 @@
+"""The doctor says what there is, what would run where, and what is wrong."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from raysim.commands import doctor
+from raysim.commands.doctor import Report, examine
+from raysim.engine.inventory import Inventory, Machine
+from raysim.engine.placement import Node
+
+VERSIONS = (("python", "3.11.7"), ("torch", "2.14.1"))
+
+
+def machine(name: str, cpus: int = 4, gpus: int = 0, **more: Any) -> Machine:
+    plenty = {"memory_bytes": 64 * 10**9, "shm_free_bytes": 32 * 10**9, "disk_free_bytes": 10**11, "disk_bytes": 10**11}
+    return Machine(Node(name, cpus, gpus), name, versions=VERSIONS, **(plenty | {"store_bytes": 10**9} | more))
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch):
+    """Let the doctor find these machines."""
+
+    def found(*machines: Machine, to_come: tuple[Node, ...] = ()) -> None:
+        inventory = Inventory("Ray cluster 10.0.0.1:6379", list(machines), list(to_come))
+        monkeypatch.setattr(doctor, "take_inventory", lambda _: inventory)
+
+    return found
+
+
+def text(report: Report) -> str:
+    return "\n".join(report.lines())
+
+
+def test_a_configuration_on_a_real_ray_in_one_screen(ray_here: None, small: dict[str, Any], tmp_path: Path):
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(small))
+    report = examine(file)
+    assert report.wrong == []
+    said = text(report)
+    for wanted in ("8 CPU, 0 GPU", "object store 0.4 GB", "/dev/shm", "disk", "ray ", "torch ", "2 workers on CPU"):
+        assert wanted in said
+    assert "300 training images" in said
+    assert "6 clients" in said
+    assert len(report.lines()) < 24
+
+
+def test_what_fits_where_is_said_by_node(cluster: Any):
+    cluster(machine("head", cpus=0), machine("a", gpus=2), machine("b", gpus=1), to_come=(Node("gpu, to come", 4, 1),))
+    report = examine(None, ["resources.gpus_per_worker=0.5"])
+    assert "8 workers with 0.5 GPU each; room: a 4, b 2, gpu, to come 2" in text(report)
+    assert report.wrong == []
+
+
+def test_what_is_wrong_is_all_named(cluster: Any, tmp_path: Path):
+    odd = machine("b", shm_free_bytes=64 * 10**6, disk_free_bytes=10**9)
+    odd = Machine(**{**odd.__dict__, "versions": (("python", "3.11.7"), ("torch", "2.13.0"))})
+    cluster(machine("a"), odd, machine("c", problem="no answer within 60 s"))
+    report = examine(None, ["resources.workers=99", f"tracking.uri=sqlite:///{tmp_path}/nowhere/mlflow.db"])
+    wrong = "\n".join(report.wrong)
+    for cause in (
+        "b: /dev/shm has 0.1 GB", "b: the disk of /tmp is more than 95 % full", "b has torch 2.13.0, unlike a",
+        "c: no answer within 60 s", "resources.workers = 99", "nowhere/mlflow.db cannot be written",
+    ):
+        assert cause in wrong
+    assert text(report).count("Wrong") == 1
+
+
+def test_a_broken_configuration_and_a_dead_server_are_reported_beside_the_machine(cluster: Any, tmp_path: Path):
+    cluster(machine("a"))
+    file = tmp_path / "broken.yaml"
+    file.write_text("rounds: 0\ndata: {name: digits}\n")
+    assert any("rounds" in problem for problem in examine(file).wrong)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        report = examine(None, [f"tracking.uri={address}"])
+    assert any("no MLflow server answers there" in problem for problem in report.wrong)
+    assert "a: 4 CPU" in text(report)

@@ -1,0 +1,139 @@
+"""`raysim pretrain` leaves weights, their quality, samples along the way, and one MLflow run."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from raysim.commands.pretrain import load, pretrain
+from raysim.core.errors import ConfigError, UserError
+from raysim.core.signals import Interrupted
+from raysim.data.datasets import digits
+from raysim.generation import quality
+from raysim.generation.ddpm import ddpm
+from raysim.generation.weights_folder import WEIGHTS
+from raysim.ui.display import Display
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quality, "STEPS", 20)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Six steps of a tiny network on digits, sampled every three."""
+    plain: dict[str, Any] = {
+        "data": {"name": "digits"}, "unet": {"channels": [8]}, "steps": 6, "batch_size": 8, "log_every": 2,
+        "checkpoint_every": 2, "device": "cpu", "output": str(tmp_path / "weights"),
+        "sampling": {"images": 40, "every": 3, "steps": 2}, "tracking": {"uri": f"sqlite:///{tmp_path}/mlflow.db"},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    return path
+
+
+def test_quality_and_samples_are_kept_with_the_weights_and_in_mlflow(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    import mlflow
+
+    folder = pretrain(config)
+    measured = json.loads((folder / "quality.json").read_text())
+    assert measured["images"] == 40 and measured["steps_done"] == 6
+    assert json.loads((folder / "card.json").read_text())["quality"] == measured
+    assert "trained on synthetic images" in (folder / "README.md").read_text()
+    assert "trained on synthetic images" in capsys.readouterr().out
+    assert sorted(path.name for path in (folder / "samples").iterdir()) == ["step-0000003.png", "step-0000006.png"]
+    assert (folder / "real_and_synthetic.png").read_bytes().startswith(b"\x89PNG")
+    assert not (folder / "preview").exists()
+    ddpm(digits(), "cpu", weights=str(folder), steps=2)
+
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    (run,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert run.info.status == "FINISHED"
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "loss")] == [2, 4, 6]
+    assert run.data.metrics["recognised"] == measured["recognised"]
+    figures = {Path(file.path).name for file in client.list_artifacts(run.info.run_id, "figures")}
+    assert figures == {"step-0000003.png", "step-0000006.png", "real_and_synthetic.png"}
+
+    assert pretrain(config) == folder
+    assert "is finished; nothing to do" in capsys.readouterr().out
+    assert len(client.search_runs([e.experiment_id for e in client.search_experiments()])) == 1
+
+
+def test_a_stopped_training_goes_on_in_the_same_mlflow_run_to_the_same_weights(config: Path, tmp_path: Path):
+    import mlflow
+
+    whole = pretrain(config, [f"output={tmp_path}/whole", "tracking.uri=none", "sampling.every=0"])
+    stopped = pretrain(config, ["minutes=1.0e-9"])
+    assert json.loads((stopped / "card.json").read_text())["steps_done"] == 1
+    assert not (stopped / "quality.json").exists()
+    pretrain(config)
+    name = "diffusion_pytorch_model.safetensors"
+    assert (stopped / name).read_bytes() == (whole / name).read_bytes()
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    (run,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert run.info.status == "FINISHED" and run.data.metrics["loss"] > 0
+
+
+def test_quality_is_measured_later_for_weights_that_have_none(config: Path):
+    folder = pretrain(config, ["sampling.images=0", "tracking.uri=none"])
+    weights = (folder / "diffusion_pytorch_model.safetensors").stat().st_mtime_ns
+    assert not (folder / "quality.json").exists()
+    pretrain(config, ["tracking.uri=none"])
+    assert (folder / "quality.json").exists()
+    assert (folder / "diffusion_pytorch_model.safetensors").stat().st_mtime_ns == weights
+
+
+def test_the_guidance_that_was_used_is_kept_where_a_network_has_no_null_class(config: Path):
+    folder = pretrain(config, ["label_dropout=0", "steps=1", "sampling.every=0", "tracking.uri=none"])
+    assert json.loads((folder / "quality.json").read_text())["sampling"]["guidance"] == 1.0
+    assert "guidance 1.0." in (folder / "README.md").read_text()
+
+
+def test_more_sampling_steps_than_timesteps_are_refused_before_the_training(config: Path, tmp_path: Path):
+    with pytest.raises(UserError, match=r"sampling.steps = 20: .* train_steps = 10 .*at most"):
+        pretrain(config, ["train_steps=10", "sampling.steps=20"])
+    assert not (tmp_path / "weights").exists()
+
+
+def test_a_public_fraction_trains_on_images_that_no_client_owns():
+    public, whole = load({"name": "digits", "public_frac": 0.25}), digits()
+    assert len(public.train_labels_N) == pytest.approx(0.25 * len(whole.train_labels_N), abs=5)
+    assert np.array_equal(public.test_images, whole.test_images)
+
+
+@pytest.mark.parametrize(("section", "error", "message"), [
+    ({"name": "digtis"}, ConfigError, "digits"),
+    ({"name": "digits", "public_frac": 1.0}, UserError, "data.public_frac = 1.0"),
+    ({"name": "digits", "public_frac": True}, UserError, "data.public_frac"),
+    ({"name": "digits", "public_fraction": 0.1}, ConfigError, "public_frac"),
+])
+def test_a_wrong_data_section_is_refused(section: dict[str, Any], error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
+        load(section)
+
+
+def test_an_interrupted_training_is_saved_and_goes_on_to_the_same_weights(config: Path, tmp_path: Path):
+    """SIGTERM at the first report, step 2 of 6: saved there; the second start ends with the bits of one training."""
+    options = ["checkpoint_every=100", "sampling.images=0", "sampling.every=0", "tracking.uri=none"]
+    calm = pretrain(config, [*options, f"output={tmp_path / 'calm'}"])
+    show = Display.round
+
+    def interrupted(self: Display, number: int, *others: Any) -> None:
+        show(self, number, *others)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Display, "round", interrupted)
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            pretrain(config, options)
+    assert json.loads((tmp_path / "weights" / "card.json").read_text())["steps_done"] == 2
+    resumed = pretrain(config, options)
+    assert (calm / WEIGHTS).read_bytes() == (resumed / WEIGHTS).read_bytes()

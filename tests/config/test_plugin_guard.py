@@ -1,0 +1,209 @@
+"""Plug-ins of the user's own: a wrong answer and an exception end as one message that says what and where."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raysim import cli
+from raysim.allocation import policies
+from raysim.commands.plan.plan import plan
+from raysim.config.plugin_guard import ask_policy, checked_images, checked_partition, checked_split
+from raysim.config.schema import load_config
+from raysim.core.errors import RunError, UserError
+from raysim.lifecycle.prepare import load_split, make_partition, prepare
+
+LIGHT = ("data", "partition", "allocation")
+BASE = {"rounds": 1, "data": {"name": "digits", "train_samples": 100}, "partition": {"name": "iid", "clients": 4}}
+COUNTS = np.array([[3, 0], [1, 2]])
+
+MODULE = '''
+from dataclasses import replace
+import numpy as np
+from raysim.data.datasets import digits
+from raysim.data.partition import iid
+
+def halves(counts_KC): return counts_KC / 2
+def nothing(counts_KC): pass
+def changes(counts_KC): counts_KC += 1; return counts_KC
+def fails(counts_KC):
+    return {}["beta"]
+def small_ints(counts_KC): return np.ones_like(counts_KC, dtype=np.int16)
+
+def broken_data():
+    raise FileNotFoundError("no such drive")
+def float_labels():
+    split = digits()
+    return replace(split, train_labels_N=split.train_labels_N.astype(float))
+
+def twice(labels_N, classes, rng, *, clients: int = 4):
+    dealt = iid(labels_N, classes, rng, clients=clients)
+    return replace(dealt, indices=np.zeros_like(dealt.indices))
+def shares(labels_N, classes, rng, *, clients: int = 4):
+    return twice(labels_N, classes, rng, clients=clients)
+shares.replacement = True
+
+class bad_rule:
+    """Raises when it first weighs."""
+    needs, streams = (), False
+    def weights(self, table, updates):
+        raise IndexError("no client seven")
+'''
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A module of the user's own; its path."""
+    path = tmp_path / "my_code.py"
+    path.write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield path
+    sys.modules.pop("my_code", None)
+
+
+def line(path: Path, text: str) -> str:
+    """`path:line` of the first line of a file that holds this text."""
+    return f"{path}:{next(i for i, found in enumerate(path.read_text().splitlines(), 1) if text in found)}"
+
+
+def refused(**sections: str) -> str:
+    """What `prepare` says to BASE with these plug-ins."""
+    with pytest.raises(UserError) as caught:
+        prepare(load_config(BASE, [f"{section}.name=my_code:{name}" for section, name in sections.items()], LIGHT))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (COUNTS / 2, "it returned an array of float64"),
+        (COUNTS > 1, "it returned an array of bool"),
+        (COUNTS[0], "it returned an array of shape (2,)"),
+        (COUNTS - 1, "it returned -1 images for client 0 and class 1"),
+        (None, "it returned None"),
+        ([[1, 2], [3, 4]], "it returned a list"),
+        (np.full((2, 2), 2**62), "it returned 1.84e+19 images in all, and raysim counts up to 1e+15"),  # wraps to 0
+    ],
+)
+def test_an_answer_that_is_no_quota_is_refused_with_what_is_right(answer, said):
+    with pytest.raises(UserError) as caught:
+        ask_policy("mine:policy", lambda _: answer, COUNTS, {})
+    text = str(caught.value)
+    assert text.startswith(f"allocation.name = mine:policy: {said}; a policy must return")
+    assert "whole numbers >= 0" in text and "shape (2, 2)" in text
+
+
+def test_a_policy_that_leaves_python_is_named():
+    def leaves(_):
+        raise SystemExit(3)
+
+    with pytest.raises(UserError, match=r"SystemExit: 3"):
+        ask_policy(f"{__name__}:leaves", leaves, COUNTS, {})
+
+
+def test_images_that_no_memory_could_hold_are_refused_with_the_arithmetic():
+    """10^11 images of 8 x 8 bytes are 6,400 GB."""
+    config = load_config(BASE, ["allocation.name=uniform", "allocation.total=100000000000"], LIGHT)
+    with pytest.raises(UserError, match=r"100,000,000,000 images of 1 x 8 x 8 bytes, 6,400 GB in all"):
+        prepare(config)
+
+
+def test_a_quota_of_small_integers_counts_as_whole_numbers():
+    quota_KC = ask_policy("mine:policy", lambda _: np.ones((2, 2), np.uint8), COUNTS, {})
+    assert quota_KC.dtype == np.int64 and quota_KC.tolist() == [[1, 1], [1, 1]]
+
+
+def test_plans_and_runs_refuse_a_bad_policy_alike_and_name_its_line(mine):
+    for name, said in (
+        ("halves", "it returned an array of float64"),
+        ("nothing", "it returned None"),
+        ("changes", f"ValueError: output array is read-only ({line(mine, 'def changes')})"),
+        ("fails", f"KeyError: 'beta' ({line(mine, 'beta')})"),
+    ):
+        assert f"allocation.name = my_code:{name}: {said}" in refused(allocation=name)
+        problem = plan(BASE, [f"allocation.name=my_code:{name}"], measure_speed=False).quotas.rows[f"my_code:{name}"]
+        assert said in problem.problem
+    with pytest.raises(UserError, match=r"allocation\.total\.of = my_code:halves: it returned an array of float64"):
+        policies.uniform(COUNTS, total={"of": "my_code:halves"})
+
+
+def test_the_command_line_answers_in_one_line_with_code_2(mine, monkeypatch, capsys, tmp_path):
+    (tmp_path / "experiment.yaml").write_text("rounds: 1\ndata: {name: digits}\n")
+    arguments = ["plan", str(tmp_path / "experiment.yaml"), "--no-measure", "partition.name=my_code:twice"]
+    monkeypatch.setattr(sys, "argv", ["raysim", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("error: partition.name = my_code:twice: it returned row 0 more than once")
+
+
+def test_data_and_partitions_of_the_users_own_are_checked(mine):
+    assert f"data.name = my_code:broken_data: FileNotFoundError: no such drive ({mine}:" in refused(data="broken_data")
+    assert "data.name = my_code:float_labels: it returned train_labels_N that are" in refused(data="float_labels")
+    assert "a sample belongs to one client, unless" in refused(partition="twice")
+    assert prepare(load_config(BASE, ["partition.name=my_code:shares"], LIGHT)).partition.clients == 4
+
+
+def test_every_part_of_a_data_set_is_checked():
+    split = load_split(load_config({"rounds": 1, "data": {"name": "digits"}}, (), LIGHT))
+    as_int32 = checked_split(replace(split, train_labels_N=split.train_labels_N.astype(np.int32)), "mine:data")
+    assert as_int32.train_labels_N.dtype == np.int64
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"train_images": split.train_images / 255}, "train_images of float64"),
+        ({"test_images": split.test_images[:, 0]}, "test_images of uint8 of 3 dimensions"),
+        ({"train_labels_N": split.train_labels_N[1:]}, "train_labels_N that are not one whole number for each"),
+        ({"test_labels_N": split.test_labels_N + 1}, "test_labels_N of 1 to 10; the 10 class_names allow 0 to 9"),
+        ({"test_images": split.test_images[..., 1:]}, "test images of another size"),
+        ({"mean": (0.5, 0.5)}, "not one number for each channel"),
+    ]
+    for changes, said in wrong:
+        with pytest.raises(UserError, match=r"data\.name = mine:data: it returned") as caught:
+            checked_split(replace(split, **changes), "mine:data")
+        assert said in str(caught.value)
+    with pytest.raises(UserError, match="a dict; a data set must return"):
+        checked_split({}, "mine:data")
+
+
+def test_every_part_of_a_partition_is_checked():
+    config = load_config(BASE, (), LIGHT)
+    good = make_partition(config, load_split(config))
+    assert checked_partition(good, 100, 10, "mine:deal", shared=False).sha256() == good.sha256()
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"indices": good.indices + 1}, "rows 1 to 100; the training split has 0 to 99"),
+        ({"indices": good.indices * 1.0}, "no flat arrays of whole numbers"),
+        ({"offsets_K1": good.offsets_K1[:-1]}, "do not ascend from 0 to the number of indices, 100"),
+        ({"labels": good.labels[1:]}, "not as many as the indices"),
+        ({"rare_K": good.rare_K[1:]}, "not as many as the indices"),
+        ({"labels": good.labels + 5}, "labels or a number of classes"),
+        ({"classes": 9}, "labels or a number of classes"),
+    ]
+    for changes, said in wrong:
+        with pytest.raises(UserError, match=r"partition\.name = mine:deal: it returned") as caught:
+            checked_partition(replace(good, **changes), 100, 10, "mine:deal", shared=False)
+        assert said in str(caught.value)
+
+
+def test_images_of_another_type_or_shape_are_refused():
+    assert checked_images(np.zeros((2, 1, 8, 8), np.uint8), (2, 1, 8, 8), "mine:gen").shape == (2, 1, 8, 8)
+    for images in (np.zeros((2, 1, 8, 8)), np.zeros((1, 1, 8, 8), np.uint8), None):
+        with pytest.raises(RunError, match=r"generator\.name = mine:gen: sample returned .*of shape \(2, 1, 8, 8\)"):
+            checked_images(images, (2, 1, 8, 8), "mine:gen")
+
+
+def test_what_a_rule_of_the_users_own_raises_in_training_is_a_failed_run_with_its_line(mine, run, small):
+    with pytest.raises(RunError) as caught:
+        run({**small, "aggregation": {"name": "my_code:bad_rule"}})
+    assert str(caught.value) == (
+        f"aggregation.name = my_code:bad_rule: IndexError: no client seven ({line(mine, 'no client seven')})"
+    )
+
+
+def test_a_failing_client_names_the_line_of_the_algorithm(run, small):
+    with pytest.raises(RunError) as caught:
+        run({**small, "clients_per_round": 1.0, "local": {"name": "tiny_algorithms:raises"}})
+    path = Path(__file__).parents[1] / "tiny_algorithms.py"
+    said = f"local.name = tiny_algorithms:raises: ZeroDivisionError: no luck today ({line(path, 'no luck today')})"
+    assert str(caught.value) == f"client 3 failed in round 2: {said}"

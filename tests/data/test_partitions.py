@@ -1,0 +1,250 @@
+"""Partitions: who owns which sample, and what is refused."""
+
+import json
+import math
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raysim.allocation.imbalance import normalised_entropy_K
+from raysim.config.registry import available, check_parameters, resolve
+from raysim.core import rng
+from raysim.core.errors import UserError
+from raysim.data import partitions as kinds
+from raysim.data.partitions import dirichlet, dirichlet_balanced, dirichlet_client, labels_per_client, shards
+
+CIFAR10_LABELS = np.repeat(np.arange(10), 5000)
+MIXED_LABELS = np.random.Generator(np.random.Philox(5)).permutation(np.repeat(np.arange(5), [40, 60, 80, 100, 120]))
+WITH_REPLACEMENT = {"dirichlet_client"}
+DISJOINT = sorted(set(available("partition")) - WITH_REPLACEMENT - {"file"})
+DIRICHLET = sorted(name for name in available("partition") if name.startswith("dirichlet"))
+
+
+def make(name: str, labels_N: np.ndarray, classes: int, seed: int = 0, **keys):
+    return resolve("partition", name)(labels_N, classes, rng.stream(seed, rng.PARTITION), **keys)
+
+
+# --- every kind
+
+
+@pytest.mark.parametrize("name", DISJOINT)
+@settings(max_examples=25, deadline=None)
+@given(clients=st.integers(3, 12), seed=st.integers(0, 1000))
+def test_every_sample_belongs_to_exactly_one_client(name, clients, seed):
+    keys = {"clients": clients, **({"alpha": 1.0} if name in DIRICHLET else {})}
+    if name in DIRICHLET:
+        keys["min_samples"] = 1
+    owned = make(name, MIXED_LABELS, 5, seed, **keys)
+    assert owned.clients == clients and owned.classes == 5
+    assert sorted(owned.indices) == list(range(len(MIXED_LABELS)))
+    assert owned.sizes_K.sum() == len(MIXED_LABELS) and owned.sizes_K.min() >= 1
+    assert (owned.labels == MIXED_LABELS[owned.indices]).all()
+    assert owned.counts_KC.sum(axis=0).tolist() == np.bincount(MIXED_LABELS).tolist()
+    assert not owned.rare_K.any() and not owned.noisy_K.any() and not owned.input_noise_K.any()
+
+
+SCRIPT = """
+import sys, numpy as np
+from raysim import rng
+from raysim.plugins import available, resolve
+labels_N = np.arange(600) % 6
+for name in sorted(set(available("partition")) - {"file"}):
+    for seed in (0, 1):
+        owned = resolve("partition", name)(labels_N, 6, rng.stream(seed, rng.PARTITION), clients=8)
+        print(name, seed, owned.sha256())
+owned = resolve("partition", "file")(labels_N, 6, rng.stream(0, rng.PARTITION), path=sys.argv[1])
+print("file", 0, owned.sha256())
+"""
+
+
+def test_fresh_processes_agree_on_every_kind_and_seeds_differ(tmp_path):
+    path = tmp_path / "lists.json"
+    path.write_text(json.dumps([[0, 5, 7], [599], [1, 2]]))
+    runs = [
+        subprocess.Popen([sys.executable, "-c", SCRIPT, str(path)], stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in runs]
+    assert outputs[0] == outputs[1] == outputs[2]
+    hashes = {tuple(line.split()[:2]): line.split()[2] for line in outputs[0].splitlines()}
+    assert {name for name, _ in hashes} == set(available("partition"))
+    for name in set(available("partition")) - {"file"}:
+        assert hashes[name, "0"] != hashes[name, "1"], name
+
+
+@pytest.mark.parametrize("name", DIRICHLET)
+@pytest.mark.parametrize("alpha", [0, -0.1, math.nan, math.inf, "0.1x", [0.1, 0.2], True, None])
+def test_an_alpha_that_makes_no_sense_is_refused_by_name(name, alpha):
+    with pytest.raises(UserError, match=r"partition\.alpha = .*greater than 0"):
+        make(name, MIXED_LABELS, 5, clients=5, alpha=alpha)
+    problems = check_parameters(resolve("partition", name), {"clients": 5, "alpha": alpha}, "partition")[1]
+    assert problems and all("partition.alpha" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("name", DISJOINT)
+def test_more_clients_than_samples_are_refused(name):
+    with pytest.raises(UserError, match=r"partition\.clients = 500: there are only 400"):
+        make(name, MIXED_LABELS, 5, clients=500)
+
+
+@pytest.mark.parametrize("name", sorted(set(DIRICHLET) - WITH_REPLACEMENT))
+def test_an_impossible_minimum_is_refused_before_any_draw_with_the_arithmetic(name):
+    generator = rng.stream(0, rng.PARTITION)
+    before = str(generator.bit_generator.state)
+    with pytest.raises(UserError, match=r"min_samples = 41: 10 clients x 41 = 410, but there are 400 .* 0\.\.40"):
+        resolve("partition", name)(MIXED_LABELS, 5, generator, clients=10, alpha=0.1, min_samples=41)
+    assert str(generator.bit_generator.state) == before
+
+
+@pytest.mark.parametrize("name", sorted(set(DIRICHLET) - WITH_REPLACEMENT))
+def test_a_minimum_that_is_hardly_ever_reached_ends_in_bounded_time(name):
+    """1,000 clients own 50 samples on average; at alpha 0.1 all of them having 40 does not happen."""
+    began = time.perf_counter()
+    with pytest.raises(UserError) as caught:
+        make(name, CIFAR10_LABELS, 10, clients=1000, alpha=0.1, min_samples=40)
+    assert time.perf_counter() - began < 10
+    for part in ("min_samples = 40", "attempts", "alpha = 0.1", "clients = 1000", "best left a client with"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("name", DIRICHLET)
+@pytest.mark.parametrize("alpha", [5e-324, 1e-300, 1e300])
+def test_extreme_alphas_give_a_partition_or_a_message(name, alpha):
+    try:
+        owned = make(name, MIXED_LABELS, 5, clients=5, alpha=alpha)
+    except UserError as error:
+        assert "partition.alpha" in str(error)
+    else:
+        assert owned.sizes_K.sum() == len(owned.indices)
+
+
+def test_a_class_without_samples_is_dealt_to_nobody():
+    labels_N = np.repeat([0, 2], 50)
+    for name in (*DISJOINT, *WITH_REPLACEMENT):
+        if name != "labels_per_client":
+            owned = make(name, labels_N, 3, clients=4, **({"alpha": 5.0} if name in DIRICHLET else {}))
+            assert owned.counts_KC[:, 1].sum() == 0 and owned.counts_KC.shape == (4, 3)
+
+
+# --- single kinds
+
+
+def test_iid_sizes_differ_by_at_most_one():
+    """400 samples over 7 clients: 400 = 7 * 57 + 1."""
+    assert make("iid", MIXED_LABELS, 5, clients=7).sizes_K.tolist() == [58, 57, 57, 57, 57, 57, 57]
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "dirichlet_balanced"])
+def test_a_huge_alpha_looks_iid(name):
+    owned = make(name, CIFAR10_LABELS, 10, clients=10, alpha=1e6)
+    assert np.abs(owned.sizes_K - 5000).max() <= 50
+    assert np.abs(owned.counts_KC / owned.sizes_K[:, None] - 0.1).max() <= 0.01
+    assert normalised_entropy_K(owned.counts_KC).min() > 0.999
+
+
+def test_dirichlet_cuts_at_the_floor_of_the_cumulated_shares():
+    """Shares .25, .5, .25 of 10 samples: cuts at floor(2.5) = 2 and floor(7.5) = 7, so 2, 5 and 3."""
+
+    class Fixed:
+        def dirichlet(self, alpha, size):
+            return np.tile([0.25, 0.5, 0.25], (size, 1))
+
+        def permutation(self, rows):
+            return rows[::-1]
+
+    owned = dirichlet(np.zeros(10, dtype=np.int64), 1, Fixed(), clients=3)  # type: ignore[arg-type]
+    assert [owned.client(k)[0].tolist() for k in range(3)] == [[8, 9], [3, 4, 5, 6, 7], [0, 1, 2]]
+
+
+def test_dirichlet_reaches_the_minimum_it_was_asked_for():
+    for seed in range(20):
+        assert make("dirichlet", CIFAR10_LABELS, 10, seed, clients=20, alpha=0.1, min_samples=10).sizes_K.min() >= 10
+
+
+def test_dirichlet_is_more_skewed_for_smaller_alpha():
+    entropies = [
+        normalised_entropy_K(make("dirichlet", CIFAR10_LABELS, 10, clients=20, alpha=alpha).counts_KC).mean()
+        for alpha in (0.05, 0.5, 5.0)
+    ]
+    assert entropies == sorted(entropies)
+
+
+@pytest.mark.parametrize(("first_share", "counts"), [(1.0, [[4, 0], [0, 4]]), (0.5, [[2, 3], [2, 1]])])
+def test_balanced_gives_nothing_more_to_a_client_that_holds_its_part(first_share, counts):
+    """8 samples, 2 clients: 4 is a full part.  If class 0 fell to client 0 whole, its share .9 of class 1 counts for 0;
+    if it holds only 2, it gets floor(.9 * 4) = 3."""
+
+    class Fixed:
+        def dirichlet(self, alpha, size):
+            return np.array([[first_share, 1 - first_share], [0.9, 0.1]])
+
+        def permutation(self, rows):
+            return rows
+
+    owned = dirichlet_balanced(np.repeat([0, 1], 4), 2, Fixed(), clients=2, min_samples=1)  # type: ignore[arg-type]
+    assert owned.counts_KC.tolist() == counts
+
+
+def test_balanced_sizes_are_closer_to_each_other_than_plain_ones():
+    plain, balanced = (
+        np.mean([make(name, CIFAR10_LABELS, 10, s, clients=10, alpha=0.1).sizes_K.std() for s in range(10)])
+        for name in ("dirichlet", "dirichlet_balanced")
+    )
+    assert balanced < 0.75 * plain
+
+
+def test_fedoui_variant_damps_by_what_a_client_holds():
+    """Shares .5, .5; client 0 holds 6 of a class of 10: room 4 and 10, shares 2/7 and 5/7 of 10: floors 2 and 7; the
+    remainder of one goes to client 0.  Where nobody has room, the drawn shares stand."""
+    assert kinds._damped_counts(np.array([0.5, 0.5]), np.array([6, 0]), 10).tolist() == [3, 7]
+    assert kinds._damped_counts(np.array([0.25, 0.75]), np.array([10, 12]), 8).tolist() == [2, 6]
+
+
+def test_fedoui_variant_keeps_its_minimum_of_ten_by_default():
+    for seed in range(10):
+        assert make("dirichlet_fedoui", CIFAR10_LABELS[::17], 10, seed).sizes_K.min() >= 10
+
+
+def test_a_client_of_dirichlet_client_is_the_same_among_ten_and_among_a_thousand():
+    few = make("dirichlet_client", MIXED_LABELS, 5, clients=10, samples_per_client=30)
+    many = make("dirichlet_client", MIXED_LABELS, 5, clients=1000, samples_per_client=30)
+    assert few.sizes_K.tolist() == [30] * 10
+    assert few.indices.tolist() == many.indices[:300].tolist()
+    assert (few.labels == MIXED_LABELS[few.indices]).all()
+
+
+def test_dirichlet_client_keeps_the_class_frequencies_on_average():
+    """The mean class mix of many clients is the prior (10, 15, 20, 25, 30 %)."""
+    owned = dirichlet_client(MIXED_LABELS, 5, rng.stream(0, "t"), clients=2000, alpha=10.0, samples_per_client=50)
+    assert owned.counts_KC.sum(axis=0) / 100_000 == pytest.approx(np.array([0.1, 0.15, 0.2, 0.25, 0.3]), abs=0.02)
+
+
+def test_shards_give_each_client_few_classes_and_equal_sizes():
+    """20 shards of 500 from classes of 1,000: a shard has one class, so a client has at most two."""
+    owned = shards(CIFAR10_LABELS[::5], 10, rng.stream(0, "t"), clients=10, shards_per_client=2)
+    assert owned.sizes_K.tolist() == [1000] * 10
+    assert ((owned.counts_KC > 0).sum(axis=1) <= 2).all()
+    with pytest.raises(UserError, match=r"shards_per_client = 50: 10 clients x 50 = 500"):
+        shards(MIXED_LABELS, 5, rng.stream(0, "t"), clients=10, shards_per_client=50)
+
+
+@settings(max_examples=30, deadline=None)
+@given(clients=st.integers(1, 15), labels=st.integers(1, 5), seed=st.integers(0, 99))
+def test_labels_per_client_gives_exactly_that_many_classes(clients, labels, seed):
+    if clients * labels < 5:
+        with pytest.raises(UserError, match=r"partition\.labels"):
+            labels_per_client(MIXED_LABELS, 5, rng.stream(seed, "t"), clients=clients, labels=labels)
+        return
+    owned = labels_per_client(MIXED_LABELS, 5, rng.stream(seed, "t"), clients=clients, labels=labels)
+    assert ((owned.counts_KC > 0).sum(axis=1) == labels).all()
+    owners_C = (owned.counts_KC > 0).sum(axis=0)
+    assert owners_C.max() - owners_C.min() <= 1
+
+
+def test_labels_per_client_refuses_a_class_too_small_for_its_owners():
+    with pytest.raises(UserError, match=r"class 0 has 1 training samples for the 2 clients"):
+        labels_per_client(np.array([0, 1, 1, 1]), 2, rng.stream(0, "t"), clients=2, labels=2)

@@ -1,0 +1,44 @@
+"""What a run says of its accuracy."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from raysim.evaluation.accuracy import ChunkResult, summarise
+from raysim.lifecycle import summary as results
+
+
+def test_the_accuracy_of_each_class_and_of_the_worst_in_two_chunks():
+    """Class 0: 1 of 2 and 2 of 2 right, 3/4; class 1: 1 of 5; class 2 has no image; 4 of 9 in all; loss 18 / 9."""
+    chunks = [
+        ChunkResult(1, np.array([2, 0, 0]), np.array([2, 0, 0]), 6.0),
+        ChunkResult(0, np.array([1, 1, 0]), np.array([2, 5, 0]), 12.0),
+    ]
+    assert summarise(chunks) == {
+        "accuracy": 4 / 9, "loss": 2.0, "worst_class_accuracy": 0.2, "accuracy_class_0": 0.75, "accuracy_class_1": 0.2
+    }
+
+
+def test_of_many_classes_only_the_worst_is_a_metric_of_its_own():
+    one_each = np.ones(101, dtype=np.int64)
+    assert set(summarise([ChunkResult(0, one_each, one_each, 1.0)])) == {"accuracy", "loss", "worst_class_accuracy"}
+
+
+def test_the_last_five_evaluated_rounds_are_averaged():
+    """Rounds 2, 4, ... 12 were evaluated: (0.2 + 0.3 + 0.4 + 0.5 + 0.6) / 5 = 0.4; best and final 0.6 in round 12."""
+    rounds = np.arange(1, 13)
+    accuracy = np.where(rounds % 2 == 0, rounds / 20, np.nan)
+    summary = results.accuracy_summary(pd.DataFrame({"round": rounds, "accuracy": accuracy}))
+    assert summary["accuracy_last5"] == pytest.approx(0.4)
+    assert (summary["final_accuracy"], summary["best_round"]) == (0.6, 12)
+
+
+def test_fewer_than_five_rounds_are_all_averaged():
+    summary = results.accuracy_summary(pd.DataFrame({"round": [1, 2], "accuracy": [0.1, 0.3]}))
+    assert summary["accuracy_last5"] == pytest.approx(0.2)
+
+
+def test_the_final_accuracy_of_each_class_is_that_of_the_last_evaluated_round():
+    metrics = pd.DataFrame({"accuracy": [0.1, 0.2, np.nan], "accuracy_class_0": [0.5, 0.6, np.nan]})
+    assert results.accuracy_by_class(metrics, 2) == [0.6, None]
+    assert results.accuracy_by_class(metrics[["accuracy"]], 2) is None
