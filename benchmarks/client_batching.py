@@ -3,7 +3,7 @@
     python benchmarks/client_batching.py [--groups 3 4 8 16] [--repeat 5] [--json batching.json]
 
 48 clients, each from the same start: CPU time of one after the other (`training.train_client`) and of groups
-(`client_batch.ClientBatch`), the fastest of --repeat rounds of turns each. Sizes are all 50, or spread from 12 to 88.
+(`CpuBatchTrainer`), the fastest of --repeat rounds of turns each. Sizes are all 50, or spread from 12 to 88.
 Also checks that parameters and losses are the same bits.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raysim.local.batched.on_cpu import ClientBatch, Member
+from raysim.local.batched.on_cpu import CpuBatchTrainer, Member
 from raysim.local.loop import ClientData, Job, train_client
 from raysim.local.sgd import sgd
 from raysim.models import architectures
@@ -51,7 +51,7 @@ def alone(model: FlatModel, local: sgd, scale: ImageScale, datas: list[ClientDat
     return found
 
 
-def together(batch: ClientBatch, model: FlatModel, datas: list[ClientData], count: int) -> Trained:
+def together(batch: CpuBatchTrainer, model: FlatModel, datas: list[ClientData], count: int) -> Trained:
     """In groups of `count`."""
     start_P = model.params_P.detach().clone()
     batch.most, found = count, {}
@@ -75,7 +75,7 @@ def measure(build: Callable[..., Any], shape: tuple[int, int, int], spread: bool
     datas = [ClientData(draw.integers(0, 256, (n, *shape), np.uint8), draw.integers(0, CLASSES, n), n) for n in sizes]
     model, local = FlatModel(build(shape[0], shape[1:], CLASSES)), sgd(batch_size=BATCH, lr=LR)
     scale = ImageScale((0.5,) * shape[0], (0.25,) * shape[0])
-    batch = ClientBatch.of(model, local, scale)
+    batch = CpuBatchTrainer.of(model, local, scale)
     if batch is None:
         raise SystemExit("this machine computes stacks of products to other bits than single ones: no client batching")
     used = batch.most

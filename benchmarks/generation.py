@@ -98,25 +98,25 @@ def phase_rate(options: dict[str, Any], workers: int, batch: int) -> Rate:
     from raysim.federation.synthesis import synthesise
     from raysim.ui.display import Display
 
-    split = digits() if options["data"] is None else _parquet(options["data"])
+    dataset = digits() if options["data"] is None else _parquet(options["data"])
     keys = {"weights": options["weights"], "steps": options["steps"], "guidance": options["guidance"]}
     generator = Plugin("generator", "ddpm", {**keys, "batch_size": batch})
     clients = 10
-    quota_KC = np.full((clients, split.classes), options["images"] // (clients * split.classes), dtype=np.int64)
+    quota_KC = np.full((clients, dataset.classes), options["images"] // (clients * dataset.classes), dtype=np.int64)
     resources = Resources(workers=workers)
     with Session(resources) as session, tempfile.TemporaryDirectory() as cache, Display(live=False) as display:
         pool = session.pool(resources)
-        pool.configure(*_setup(split))
-        synthesise(pool, generator, split, quota_KC * 0 + 1, 1, None, display)
+        pool.configure(*_setup(dataset))
+        synthesise(pool, generator, dataset, quota_KC * 0 + 1, 1, None, display)
         display.phase("images")
         began, began_cpu = time.perf_counter(), cpu_s()
-        made = synthesise(pool, generator, split, quota_KC, 0, cache, display)
+        made = synthesise(pool, generator, dataset, quota_KC, 0, cache, display)
         seconds, used_cpu_s = time.perf_counter() - began, cpu_s() - began_cpu
     assert made.made == quota_KC.sum()
     return made.made / seconds, made.made / used_cpu_s
 
 
-def _setup(split: Any) -> tuple[Any, Any, Any]:
+def _setup(dataset: Any) -> tuple[Any, Any, Any]:
     """What workers are configured with; the model and the clients are of no account here."""
     from raysim.aggregation.rules import fedavg
     from raysim.config.schema import load_config
@@ -125,7 +125,7 @@ def _setup(split: Any) -> tuple[Any, Any, Any]:
     from raysim.lifecycle.prepare import make_partition
 
     config = load_config({"rounds": 1, "data": {"name": "digits"}, "partition": {"name": "iid", "clients": 2}})
-    return worker_setup(config, fedavg()), put(split), put(make_partition(config, split))
+    return worker_setup(config, fedavg()), put(dataset), put(make_partition(config, dataset))
 
 
 def _parquet(path: str) -> Any:

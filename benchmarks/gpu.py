@@ -84,14 +84,14 @@ def trainer(name: str, precision: str, device: str) -> Callable[[], int]:
 
 def together(name: str, precision: str, device: str, count: int, seconds: float) -> float:
     """Images a second of one process that trains so many clients at once."""
-    from raysim.local.batched.on_gpu import StackedBatch
+    from raysim.local.batched.on_gpu import VmapTrainer
     from raysim.local.batched.schedule import Member
     from raysim.local.loop import Job
     from raysim.local.sgd import sgd
     from raysim.models.flat_model import ImageScale
 
     model, scale = make_model(name, device), ImageScale((0.5,) * 3, (0.25,) * 3)
-    batch = StackedBatch(model, sgd(batch_size=BATCH, lr=0.01), scale, precision == "bf16", count)
+    batch = VmapTrainer(model, sgd(batch_size=BATCH, lr=0.01), scale, precision == "bf16", count)
     start_P, clients = model.snapshot()["params"], make_clients(count)
 
     def work() -> int:

@@ -18,7 +18,7 @@ def opened(config: Config, kind: type[Server] = Server) -> Iterator[tuple[Server
     from raysim.core.records import Synthetic
     from raysim.engine.object_store import put, share
     from raysim.engine.session import Session
-    from raysim.federation.evaluator import Assessment
+    from raysim.federation.evaluator import Evaluator
     from raysim.lifecycle.build import build_parts, worker_setup
     from raysim.lifecycle.prepare import prepare
 
@@ -26,12 +26,12 @@ def opened(config: Config, kind: type[Server] = Server) -> Iterator[tuple[Server
     parts = build_parts(config, prepared)
     with Session(config.resources) as session:
         pool = session.pool(config.resources)
-        split_ref, split = share(prepared.split)
-        prepared = replace(prepared, split=split)  # as in `raysim.run`: the driver keeps no copy of its own
+        split_ref, dataset = share(prepared.dataset)
+        prepared = replace(prepared, dataset=dataset)  # as in `raysim.run`: the driver keeps no copy of its own
         pool.configure(worker_setup(config, parts.rule), split_ref, put(prepared.partition))
         server = kind(
             config, pool, prepared.partition, Synthetic(prepared.quota_KC, {}, ""), parts.algorithm, parts.rule,
-            parts.optimiser, Assessment.of(config, pool, prepared.partition, prepared.split),
+            parts.optimiser, Evaluator.of(config, pool, prepared.partition, prepared.dataset),
         )
         yield server, server.initial(parts.model.state()), parts.model
 

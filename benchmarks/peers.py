@@ -21,7 +21,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's workers would otherwi
 
 import numpy as np  # noqa: E402
 
-from raysim.core.records import IntArray, Partition, Split  # noqa: E402
+from raysim.core.records import Dataset, IntArray, Partition  # noqa: E402
 
 WORKLOADS: dict[str, dict[str, Any]] = {
     "W1": {"model": "cnn", "part": "w1", "rounds": 20, "batch_size": 32, "lr": 0.05, "evaluate_every": 5},
@@ -32,13 +32,13 @@ NEVER = 10**9
 BLOCK = 1000  # images turned back into bytes at a time
 
 
-def cifar10(*, folder: str) -> Split:
+def cifar10(*, folder: str) -> Dataset:
     """The prepared CIFAR-10 as bytes, normalised to [-1, 1] as the other drivers have it."""
     half = (0.5, 0.5, 0.5)
     names = tuple(str(c) for c in range(10))
     train, test = (_bytes(Path(folder) / f"x_{part}_f32.npy") for part in ("train", "test"))
     train_labels_N, test_labels_N = (np.load(Path(folder) / f"y_{part}.npy") for part in ("train", "test"))
-    return Split("cifar10", train, train_labels_N, test, test_labels_N, names, half, half)
+    return Dataset("cifar10", train, train_labels_N, test, test_labels_N, names, half, half)
 
 
 def _bytes(path: Path) -> Any:

@@ -26,7 +26,7 @@ COLUMNS = ("weights_sha256", "images", "seed", "sampler", "steps", "guidance", "
 KEYS = COLUMNS[:6]
 
 
-def measure_cell(split: Any, weights: str, cell: str, images: int, seed: int) -> dict[str, Any]:
+def measure_cell(dataset: Any, weights: str, cell: str, images: int, seed: int) -> dict[str, Any]:
     """One row of the table."""
     import numpy as np
 
@@ -35,14 +35,14 @@ def measure_cell(split: Any, weights: str, cell: str, images: int, seed: int) ->
     from raysim.generation.quality import measure
 
     sampler, steps, guidance = cell.split("/")
-    generator = ddpm(split, "cpu", weights=weights, sampler=sampler, steps=int(steps), guidance=float(guidance))
-    labels_M = np.arange(images, dtype=np.int64) % split.classes
+    generator = ddpm(dataset, "cpu", weights=weights, sampler=sampler, steps=int(steps), guidance=float(guidance))
+    labels_M = np.arange(images, dtype=np.int64) % dataset.classes
     seeds_M = np.array([rng.integer(seed, rng.PRETRAIN, -1, i) for i in range(images)], dtype=np.int64)
     generator.sample(labels_M[:16], seeds_M[:16])  # the first batch prepares the kernels
     began, began_cpu = time.perf_counter(), time.process_time()
     made = generator.sample(labels_M, seeds_M)
     wall, cpu = time.perf_counter() - began, time.process_time() - began_cpu
-    quality = measure(split, made, labels_M, seed)
+    quality = measure(dataset, made, labels_M, seed)
     return {
         "weights_sha256": generator.weights_sha256[:12], "images": images, "seed": seed, "sampler": sampler,
         "steps": int(steps), "guidance": float(guidance), "images_per_s": round(images / wall, 2),
@@ -102,15 +102,15 @@ def main() -> None:
 
     torch.set_num_threads(1)
     weights_sha256 = read_unet(find_folder(options.weights))[1][:12]
-    split = None
+    dataset = None
     for seed in [int(seed) for seed in options.seeds.split(",")]:
         for cell in options.cells.split(","):
             sampler, steps, guidance = cell.split("/")
             key = [weights_sha256, str(options.images), str(seed), sampler, steps, str(float(guidance))]
             if any([row[name] for name in KEYS] == key for row in read_rows(options.out)):
                 continue
-            split = split or (digits() if options.data is None else parquet(path=options.data))
-            row = measure_cell(split, options.weights, cell, options.images, seed)
+            dataset = dataset or (digits() if options.data is None else parquet(path=options.data))
+            row = measure_cell(dataset, options.weights, cell, options.images, seed)
             append_row(options.out, row)
             print(", ".join(f"{name} {row[name]}" for name in COLUMNS[2:]), flush=True)
     show(read_rows(options.out))

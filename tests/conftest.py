@@ -23,12 +23,12 @@ def ray_here() -> Iterator[None]:
     """A local Ray with room for 8 workers, shared by the tests of a session; runs inside it join it."""
     import ray
 
-    from raysim.engine.lean_ray import bare_ray
+    from raysim.engine.lean_ray import lean_ray
 
     for attempt in range(3):
         with tempfile.TemporaryDirectory(prefix="raysim-test-", dir="/tmp", ignore_cleanup_errors=True) as folder:
             try:
-                with bare_ray():
+                with lean_ray():
                     ray.init(
                         address="local", num_cpus=8, include_dashboard=False, object_store_memory=400_000_000,
                         log_to_driver=False, logging_level="ERROR", _temp_dir=folder,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raysim.core.records import ByteArray, IntArray, Split
+from raysim.core.records import ByteArray, Dataset, IntArray
 from raysim.local.loop import Job
 from raysim.local.sgd import sgd
 
@@ -12,8 +12,8 @@ from raysim.local.sgd import sgd
 class grey:
     """Images of one grey level a class, made in no time."""
 
-    def __init__(self, split: Split, device: str) -> None:
-        self.shape = (split.channels, *split.image_size)
+    def __init__(self, dataset: Dataset, device: str) -> None:
+        self.shape = (dataset.channels, *dataset.image_size)
 
     def sample(self, labels_B: IntArray, seeds_B: IntArray) -> ByteArray:
         levels_B = (labels_B * 20).astype(np.uint8)

@@ -7,7 +7,7 @@ import torch
 
 from raysim.aggregation.oui import hookable_layer, measure_oui, measure_oui_by_layer
 from raysim.core import rng
-from raysim.core.records import ByteArray, Split
+from raysim.core.records import ByteArray, Dataset
 from raysim.local.loop import ClientData
 from raysim.models.flat_model import FlatModel, ImageScale
 
@@ -24,10 +24,10 @@ class Probe:
         self._looked, self._layer = False, ""
 
     def measure(
-        self, model: FlatModel, scale: ImageScale, client: int, data: ClientData, split: Split
+        self, model: FlatModel, scale: ImageScale, client: int, data: ClientData, dataset: Dataset
     ) -> dict[str, float]:
         """`oui`, and with several layers `oui.LAYER` of each."""
-        images = torch.from_numpy(self._images(client, data, split)).to(model.device)
+        images = torch.from_numpy(self._images(client, data, dataset)).to(model.device)
         probe_B, layers = scale(images, model.channels_last), self.spec["layers"]
         if layers is None:
             if not self._looked:
@@ -39,9 +39,9 @@ class Probe:
         mean = sum(by_layer.values()) / len(by_layer)
         return {"oui": mean, **{f"oui.{layer}": oui for layer, oui in by_layer.items()}}
 
-    def _images(self, client: int, data: ClientData, split: Split) -> ByteArray:
+    def _images(self, client: int, data: ClientData, dataset: Dataset) -> ByteArray:
         size, shared = self.spec["probe_size"], self.spec["probe"] == "shared"
-        source = split.train_images if shared else data.images
+        source = dataset.train_images if shared else data.images
         n = len(source) if shared else data.n_real or len(source)
         keys = () if shared else (client,)
         return source[rng.stream(self.seed, rng.PROBE, *keys).choice(n, size, replace=n < size)]

@@ -148,8 +148,8 @@ def _fit(report: Report, config: Config, name: str) -> None:
     except UserError as error:
         report.wrong.append(str(error))
         return
-    images, quota = len(prepared.split.train_labels_N), int(prepared.quota_KC.sum())
-    size = prepared.split.train_images.nbytes + prepared.split.test_images.nbytes
+    images, quota = len(prepared.dataset.train_labels_N), int(prepared.quota_KC.sum())
+    size = prepared.dataset.train_images.nbytes + prepared.dataset.test_images.nbytes
     report.rows.append((
         "Config",
         f"{name}: {images:,} training images ({_gb(size)} in all), {prepared.partition.clients:,} clients, "

@@ -14,7 +14,7 @@ from raysim.config.yaml_io import read_yaml
 from raysim.core import rng
 from raysim.core.errors import ConfigError, UserError
 from raysim.core.files import write_atomic
-from raysim.core.records import ByteArray, IntArray, Split
+from raysim.core.records import ByteArray, Dataset, IntArray
 from raysim.core.signals import Signals
 from raysim.generation.pretrain import is_finished
 from raysim.generation.pretrain import pretrain as train
@@ -39,8 +39,8 @@ def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
         apply_overrides(plain, overrides)
         config = validate(PretrainConfig, plain, str(source))
         _check_sampling(config)
-        split = load(config.data)
-        display.line(f"{split.name}: {len(split.train_labels_N):,} training images; {config.steps:,} steps")
+        dataset = load(config.data)
+        display.line(f"{dataset.name}: {len(dataset.train_labels_N):,} training images; {config.steps:,} steps")
         folder = Path(config.output).expanduser()
         done = is_finished(folder, config)
         if done and (not config.sampling.images or (folder / QUALITY).is_file()):
@@ -48,9 +48,9 @@ def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
             return folder
         tracker, status = _tracker(config, folder), "FAILED"
         try:
-            _train(config, split, display, tracker, signals)
+            _train(config, dataset, display, tracker, signals)
             if is_finished(folder, config) and config.sampling.images:
-                _measure(config, split, display, tracker)
+                _measure(config, dataset, display, tracker)
             status = "FINISHED"
         except KeyboardInterrupt:
             status = "KILLED"
@@ -88,7 +88,7 @@ def _tracker(config: PretrainConfig, folder: Path) -> NullTracker:
     return tracker
 
 
-def _train(config: PretrainConfig, split: Split, display: Display, tracker: NullTracker, signals: Signals) -> None:
+def _train(config: PretrainConfig, dataset: Dataset, display: Display, tracker: NullTracker, signals: Signals) -> None:
     display.phase("steps")
 
     def show(progress: dict[str, Any]) -> None:
@@ -97,52 +97,52 @@ def _train(config: PretrainConfig, split: Split, display: Display, tracker: Null
         tracker.log_round(progress["step"], {key: progress[key] for key in ("loss", "lr", "images_per_s")})
 
     def preview(weights: Path, step: int) -> None:
-        per_class = max(1, PREVIEW_IMAGES // split.classes)
-        images, labels_M = _sample(config, split, weights, per_class * split.classes)
+        per_class = max(1, PREVIEW_IMAGES // dataset.classes)
+        images, labels_M = _sample(config, dataset, weights, per_class * dataset.classes)
         path = weights.parent / "samples" / f"step-{step:07d}.png"
-        tracker.log_figure(plots.image_grid(images, labels_M, split.class_names, path, per_class))
+        tracker.log_figure(plots.image_grid(images, labels_M, dataset.class_names, path, per_class))
 
-    can_show = split.channels in (1, 3)
+    can_show = dataset.channels in (1, 3)
     signals.ending = True  # only noted from here on, so that no step is left half done
-    train(config, split, show, preview if can_show else None, should_stop=lambda: bool(signals.names))
+    train(config, dataset, show, preview if can_show else None, should_stop=lambda: bool(signals.names))
     signals.ending = False
     if signals.names:
         display.line(f"stopped and saved in {config.output}; the same command goes on from there")
         signals.check()
 
 
-def _sample(config: PretrainConfig, split: Split, weights: Path, count: int) -> tuple[ByteArray, IntArray]:
+def _sample(config: PretrainConfig, dataset: Dataset, weights: Path, count: int) -> tuple[ByteArray, IntArray]:
     """`count` images, classes in turn, from streams that no federated run uses."""
     from raysim.generation.ddpm import ddpm
     from raysim.generation.pretrain_trainer import device_of
 
     options = config.sampling
     generator = ddpm(
-        split, str(device_of(config.device)), weights=str(weights.absolute()), sampler=options.sampler,
+        dataset, str(device_of(config.device)), weights=str(weights.absolute()), sampler=options.sampler,
         steps=options.steps, guidance=_guidance(config),
     )
-    labels_M = np.arange(count, dtype=np.int64) % split.classes
+    labels_M = np.arange(count, dtype=np.int64) % dataset.classes
     seeds_M = np.array([rng.integer(config.seed, rng.PRETRAIN, -1, i) for i in range(count)], dtype=np.int64)
     return generator.sample(labels_M, seeds_M), labels_M
 
 
-def _measure(config: PretrainConfig, split: Split, display: Display, tracker: NullTracker) -> None:
+def _measure(config: PretrainConfig, dataset: Dataset, display: Display, tracker: NullTracker) -> None:
     """Quality of the finished weights: printed, in quality.json, in the model card, as a figure, and in MLflow."""
     from raysim.generation.quality import measure, table
 
     folder, options = Path(config.output).expanduser(), config.sampling
     display.line(f"quality: {options.images:,} images with {options.sampler}, {options.steps} steps ...")
-    images, labels_M = _sample(config, split, folder, options.images)
+    images, labels_M = _sample(config, dataset, folder, options.images)
     used = {"sampler": options.sampler, "steps": options.steps, "guidance": _guidance(config)}
-    quality = {**measure(split, images, labels_M, config.seed), "sampling": used, "steps_done": config.steps}
+    quality = {**measure(dataset, images, labels_M, config.seed), "sampling": used, "steps_done": config.steps}
     lines = table(quality)
     for line in lines:
         display.line(line)
     sampled = f"Sampled with {options.sampler}, {options.steps} steps, guidance {_guidance(config)}."
     add_to_card(folder, "quality", quality, "\n".join(["## Quality", "", sampled, "", *lines]))
-    if split.channels in (1, 3):
-        real = split.train_images, split.train_labels_N
-        tracker.log_figure(plots.comparison_grid(real, (images, labels_M), split.class_names, folder / GRID))
+    if dataset.channels in (1, 3):
+        real = dataset.train_images, dataset.train_labels_N
+        tracker.log_figure(plots.comparison_grid(real, (images, labels_M), dataset.class_names, folder / GRID))
     tracker.log_round(config.steps, {
         "accuracy_from_synthetic": quality["accuracy"]["from_synthetic"],
         "accuracy_from_real": quality["accuracy"]["from_real"],
@@ -153,7 +153,7 @@ def _measure(config: PretrainConfig, split: Split, display: Display, tracker: Nu
         tracker.log_artifact(folder / name)
 
 
-def load(section: dict[str, Any]) -> Split:
+def load(section: dict[str, Any]) -> Dataset:
     """The data set of a pretraining; with `public_frac`, its training images are those that no client owns."""
     from raysim.data.splits import hold_out
 
@@ -167,7 +167,7 @@ def load(section: dict[str, Any]) -> Split:
         raise ConfigError(problems)
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
         raise UserError(f"data.public_frac = {fraction!r}: give a number from 0 to below 1")
-    split: Split = hold_out(resolve("data", name)(**params), fraction)
-    if split.public_images is None or split.public_labels_N is None:
-        return split
-    return replace(split, train_images=split.public_images, train_labels_N=split.public_labels_N)
+    dataset: Dataset = hold_out(resolve("data", name)(**params), fraction)
+    if dataset.public_images is None or dataset.public_labels_N is None:
+        return dataset
+    return replace(dataset, train_images=dataset.public_images, train_labels_N=dataset.public_labels_N)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from raysim.core.errors import RunError, UserError
-from raysim.core.records import ByteArray, IntArray, Partition, Split
+from raysim.core.records import ByteArray, Dataset, IntArray, Partition
 
 MOST_IMAGES = 1e15
 
@@ -98,31 +98,31 @@ def checked_images(images: Any, shape: tuple[int, ...], name: str) -> ByteArray:
     )
 
 
-def checked_split(split: Any, name: str) -> Split:
+def checked_dataset(dataset: Any, name: str) -> Dataset:
     """What a data set of the user's own returned, its labels as int64; UserError that says what is wrong with it."""
     where = f"data.name = {name}: it returned"
-    if not isinstance(split, Split):
-        raise UserError(f"{where} a {type(split).__name__}; a data set must return a raysim.core.records.Split")
-    train, test = _labels(split.train_labels_N), _labels(split.test_labels_N)
-    for part, images, labels_N in (("train", split.train_images, train), ("test", split.test_images, test)):
+    if not isinstance(dataset, Dataset):
+        raise UserError(f"{where} a {type(dataset).__name__}; a data set must return a raysim.core.records.Dataset")
+    train, test = _labels(dataset.train_labels_N), _labels(dataset.test_labels_N)
+    for part, images, labels_N in (("train", dataset.train_images, train), ("test", dataset.test_images, test)):
         if not (isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4):
             found = f"{images.dtype} of {images.ndim} dimensions" if isinstance(images, np.ndarray) else type(images)
             raise UserError(f"{where} {part}_images of {found}; they must be uint8, N x channels x height x width")
         if labels_N is None or len(labels_N) != len(images):
             raise UserError(f"{where} {part}_labels_N that are not one whole number for each of {len(images)} images")
-        if len(labels_N) and not 0 <= labels_N.min() <= labels_N.max() < split.classes:
+        if len(labels_N) and not 0 <= labels_N.min() <= labels_N.max() < dataset.classes:
             raise UserError(
-                f"{where} {part}_labels_N of {labels_N.min()} to {labels_N.max()}; the {split.classes} class_names "
-                f"allow 0 to {split.classes - 1}"
+                f"{where} {part}_labels_N of {labels_N.min()} to {labels_N.max()}; the {dataset.classes} class_names "
+                f"allow 0 to {dataset.classes - 1}"
             )
     assert train is not None and test is not None
     if not len(train):
         raise UserError(f"{where} no training image; give some")
-    if len(test) and split.test_images.shape[1:] != split.train_images.shape[1:]:
+    if len(test) and dataset.test_images.shape[1:] != dataset.train_images.shape[1:]:
         raise UserError(f"{where} test images of another size than the training images; bring them to one size")
-    if not len(split.mean) == len(split.std) == split.channels or not all(s > 0 for s in split.std):
+    if not len(dataset.mean) == len(dataset.std) == dataset.channels or not all(s > 0 for s in dataset.std):
         raise UserError(f"{where} mean and std that are not one number for each channel, std above 0")
-    return replace(split, train_labels_N=train, test_labels_N=test)
+    return replace(dataset, train_labels_N=train, test_labels_N=test)
 
 
 def _labels(labels: Any) -> IntArray | None:

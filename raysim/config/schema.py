@@ -27,7 +27,7 @@ class Resources(_Base):
     workers: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     """Ray actors; auto: one per CPU core, or as many as fit on the GPUs."""
     gpus_per_worker: Literal["auto"] | Annotated[float, Field(ge=0, allow_inf_nan=False)] = "auto"
-    """Share of a GPU that each worker owns; 0: CPU only; auto: 1 where there is a GPU, else 0."""
+    """Fraction of a GPU that each worker owns; 0: CPU only; auto: 1 where there is a GPU, else 0."""
     precision: Literal["float32", "bf16"] = "float32"
     """Arithmetic of local training: float32, or bf16 autocast."""
     threads_per_worker: Annotated[int, Field(ge=1)] = 1

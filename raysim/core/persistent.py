@@ -5,12 +5,12 @@ from pathlib import Path
 _PACKAGES = "working_dir_files"  # where Ray unpacks the working directory that `ray job submit` sent
 
 
-def lasting_folder() -> Path:
+def persistent_folder() -> Path:
     """The working directory; for a job that Ray runs in a copy of somebody's working directory, the home directory."""
     here = Path.cwd()
     return Path.home() if _PACKAGES in here.parts else here
 
 
-def lasting(path: str | Path) -> Path:
+def persistent_path(path: str | Path) -> Path:
     """An absolute path; a relative one begins in the lasting folder."""
-    return lasting_folder() / Path(path).expanduser()
+    return persistent_folder() / Path(path).expanduser()

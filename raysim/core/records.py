@@ -31,7 +31,7 @@ def sha256(*arrays: NDArray[Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Split:
+class Dataset:
     """A data set in memory: uint8 images, int64 labels, the official test split kept apart.
 
     mean, std: per channel, of the training images scaled to [0, 1].
@@ -86,7 +86,7 @@ class Partition:
     """Which training samples each client owns: one flat index array and offsets, never a list per client.
 
     indices: rows of the training split; client k owns indices[offsets_K1[k]:offsets_K1[k + 1]].
-    labels: aligned with `indices`; differ from the split's own labels only where label noise is configured.
+    labels: aligned with `indices`; differ from the data set's own labels only where label noise is configured.
     rare_K, noisy_K: which clients a modifier touched.  input_noise_K: standard deviation of Gaussian pixel noise, in
     units of the [0, 1] pixel range.
     drawn: for very many clients, whose rows are worked out when they train; `indices` and `labels` are then empty.
@@ -199,7 +199,7 @@ class ModelState:
     params_P: Float32Array
     buffers_F: Float32Array
     counters: IntArray
-    extra: dict[str, Float32Array] = field(default_factory=dict)
+    broadcast_vectors: dict[str, Float32Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

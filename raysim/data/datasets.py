@@ -8,9 +8,9 @@ import numpy as np
 from pydantic import Field
 
 from raysim.core.errors import UserError
-from raysim.core.records import Split
+from raysim.core.records import Dataset
 from raysim.data.files import SplitSeed, TestFraction
-from raysim.data.splits import Labelled, build_split
+from raysim.data.splits import Labelled, build_dataset
 
 __all__ = ["cifar10", "cifar100", "digits", "emnist", "fashion_mnist", "labels", "mnist", "svhn"]
 
@@ -22,7 +22,7 @@ Download = Annotated[bool, Field(description="Fetch the data set, once, if it is
 Count = Annotated[int, Field(ge=0)]
 
 
-def digits(*, test_fraction: TestFraction = 0.2, split_seed: SplitSeed = 0) -> Split:
+def digits(*, test_fraction: TestFraction = 0.2, split_seed: SplitSeed = 0) -> Dataset:
     """1,797 real handwritten digits of 8 x 8 pixels that come with scikit-learn: no download.
 
     Grey levels 0..16 become 0..255.  There is no official test split; a fixed fifth of each class is set apart.
@@ -33,27 +33,27 @@ def digits(*, test_fraction: TestFraction = 0.2, split_seed: SplitSeed = 0) -> S
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
     data = (images, bunch.target.astype(np.int64))
     names = [str(d) for d in range(10)]
-    return build_split(
+    return build_dataset(
         "digits", data, None, names, flips=False, test_fraction=test_fraction, split_seed=split_seed, key="data"
     )
 
 
-def cifar10(*, root: Root = "data", download: Download = False) -> Split:
+def cifar10(*, root: Root = "data", download: Download = False) -> Dataset:
     """CIFAR-10 through torchvision: 50,000 + 10,000 colour images of 32 x 32 pixels, 10 classes."""
     return _torchvision("cifar10", "CIFAR10", root, download, [{"train": True}, {"train": False}], flips=True)
 
 
-def cifar100(*, root: Root = "data", download: Download = False) -> Split:
+def cifar100(*, root: Root = "data", download: Download = False) -> Dataset:
     """CIFAR-100 through torchvision: 50,000 + 10,000 colour images of 32 x 32 pixels, 100 classes."""
     return _torchvision("cifar100", "CIFAR100", root, download, [{"train": True}, {"train": False}], flips=True)
 
 
-def mnist(*, root: Root = "data", download: Download = False) -> Split:
+def mnist(*, root: Root = "data", download: Download = False) -> Dataset:
     """MNIST through torchvision: 60,000 + 10,000 grey digits of 28 x 28 pixels."""
     return _torchvision("mnist", "MNIST", root, download, [{"train": True}, {"train": False}], flips=False)
 
 
-def fashion_mnist(*, root: Root = "data", download: Download = False) -> Split:
+def fashion_mnist(*, root: Root = "data", download: Download = False) -> Dataset:
     """Fashion-MNIST through torchvision: 60,000 + 10,000 grey pictures of clothes, 28 x 28 pixels."""
     parts = [{"train": True}, {"train": False}]
     return _torchvision("fashion_mnist", "FashionMNIST", root, download, parts, flips=True)
@@ -64,7 +64,7 @@ def emnist(
     root: Root = "data",
     download: Download = False,
     split: Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"] = "balanced",
-) -> Split:
+) -> Dataset:
     """EMNIST through torchvision: grey handwritten letters and digits of 28 x 28 pixels, turned upright.
 
     split: one of EMNIST's own; `letters` (numbered 1..26 in the files) becomes 0..25.
@@ -73,14 +73,14 @@ def emnist(
     return _torchvision("emnist", "EMNIST", root, download, parts, flips=False)
 
 
-def svhn(*, root: Root = "data", download: Download = False) -> Split:
+def svhn(*, root: Root = "data", download: Download = False) -> Dataset:
     """Street View House Numbers through torchvision: 73,257 + 26,032 colour digits of 32 x 32 pixels."""
     return _torchvision("svhn", "SVHN", root, download, [{"split": "train"}, {"split": "test"}], flips=False)
 
 
 def _torchvision(
     name: str, class_name: str, root: str, download: bool, parts: list[dict[str, Any]], flips: bool
-) -> Split:
+) -> Dataset:
     """parts: what selects the training and the test split, in torchvision's words."""
     import torchvision.datasets
 
@@ -100,7 +100,7 @@ def _torchvision(
     train, test = loaded
     if name == "emnist":
         train, test, class_names = _upright(train, class_names), _upright(test, class_names), _named(class_names)
-    return build_split(name, train, test, class_names, flips=flips, test_fraction=0.2, split_seed=0, key="data.root")
+    return build_dataset(name, train, test, class_names, flips=flips, test_fraction=0.2, split_seed=0, key="data.root")
 
 
 def _uniform_layout(source: Any) -> Labelled:
@@ -126,7 +126,7 @@ def _upright(data: Labelled, class_names: list[str] | None) -> Labelled:
     return np.ascontiguousarray(images.transpose(0, 1, 3, 2)), labels_N - shift
 
 
-def labels(*, counts: list[Count] | dict[Literal["classes", "per_class"], Count]) -> Split:
+def labels(*, counts: list[Count] | dict[Literal["classes", "per_class"], Count]) -> Dataset:
     """Class counts without images, so that partitions and budgets can be planned for data that is not at hand.
 
     counts: samples of each class, as a list or as {classes: 10, per_class: 5000}.  Images have 0 x 0 pixels, and the
@@ -140,7 +140,7 @@ def labels(*, counts: list[Count] | dict[Literal["classes", "per_class"], Count]
     if not counts or min(counts) < 1:
         raise UserError(f"data.counts = {_shortened(counts)}: every class needs a sample; leave empty ones out")
     labels_N = np.repeat(np.arange(len(counts)), counts).astype(np.int64)
-    return Split(
+    return Dataset(
         name="labels",
         train_images=np.empty((len(labels_N), 1, 0, 0), dtype=np.uint8),
         train_labels_N=labels_N,

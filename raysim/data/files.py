@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from raysim.core.errors import UserError
-from raysim.core.records import IntArray, Split
+from raysim.core.records import Dataset, IntArray
 from raysim.data.decoded_cache import decoded
 from raysim.data.decoding import decode_images
 from raysim.data.parquet import check_labels, existing, parquet_files, read_parquet
-from raysim.data.splits import Labelled, build_split
+from raysim.data.splits import Labelled, build_dataset
 
 __all__ = ["image_folder", "npz", "parquet"]
 
@@ -32,7 +32,7 @@ def parquet(
     flips: bool = True,
     test_fraction: TestFraction = 0.2,
     split_seed: SplitSeed = 0,
-) -> Split:
+) -> Dataset:
     """Parquet files in the layout of the Hugging Face hub: encoded images and integer labels.
 
     path: a folder with train-*.parquet and, if there is a test split, test-*.parquet (also in its sub-folder data), or
@@ -47,7 +47,7 @@ def parquet(
     if test_files:
         test_images, test_labels_N, _ = read_parquet(test_files, columns)
         test = (test_images, test_labels_N)
-    return build_split(
+    return build_dataset(
         "parquet", (images, labels_N), test, names, flips=flips, test_fraction=test_fraction, split_seed=split_seed
     )
 
@@ -57,7 +57,7 @@ _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".t
 
 def image_folder(
     *, path: str, flips: bool = True, test_fraction: TestFraction = 0.2, split_seed: SplitSeed = 0
-) -> Split:
+) -> Dataset:
     """A folder with one sub-folder of images per class, or with such folders in train/ and test/.
 
     Classes are numbered in the order of their names.  All images must have one size; grey ones beside colour ones are
@@ -75,7 +75,7 @@ def image_folder(
         if unknown:
             raise UserError(f"data.path = {path!r}: class {unknown[0]!r} is in test/, but not in train/; remove it")
         test = _read_folder(root / "test", names, required=False)
-    return build_split(
+    return build_dataset(
         "image_folder",
         _read_folder(train_root, names),
         test,
@@ -107,7 +107,7 @@ def _read_folder(root: Path, class_names: list[str], required: bool = True) -> L
     return images, np.array(labels, dtype=np.int64)
 
 
-def npz(*, path: str, flips: bool = False, test_fraction: TestFraction = 0.2, split_seed: SplitSeed = 0) -> Split:
+def npz(*, path: str, flips: bool = False, test_fraction: TestFraction = 0.2, split_seed: SplitSeed = 0) -> Dataset:
     """A numpy archive with train_images, train_labels and, if there is a test split, test_images, test_labels.
 
     Images: uint8, N x H x W, N x H x W x channels or N x channels x H x W with 1 or 3 channels.  Labels: integers, N or
@@ -123,7 +123,7 @@ def npz(*, path: str, flips: bool = False, test_fraction: TestFraction = 0.2, sp
             f"data.path = {path!r}: no array {missing[0]!r}; the arrays are {', '.join(map(repr, present)) or 'none'}"
         )
     test = _from_arrays(arrays, "test", path) if has_test else None
-    return build_split(
+    return build_dataset(
         "npz",
         _from_arrays(arrays, "train", path),
         test,

@@ -12,7 +12,9 @@ from raysim.core.rounding import fraction_of
 
 __all__ = ["input_noise", "label_noise", "rare"]
 
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, description="Share of the clients that are affected")]
+Fraction = Annotated[
+    float, Field(ge=0, le=1, allow_inf_nan=False, description="Fraction of the clients that are affected")
+]
 Rate = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, description="Share of a client's labels replaced")]
 Std = Annotated[float, Field(ge=0, allow_inf_nan=False, description="Standard deviation, pixels ranging over 0..1")]
 
@@ -38,7 +40,7 @@ def rare(
     partition: Partition,
     rng: np.random.Generator,
     *,
-    fraction: Share = 0.2,
+    fraction: Fraction = 0.2,
     max_samples: Annotated[int, Field(ge=1, description="What such a client keeps at most")] = 120,
 ) -> Partition:
     """Cut a fraction of the clients to at most `max_samples` random samples; the rest goes round-robin to the others.
@@ -77,7 +79,7 @@ def label_noise(
     partition: Partition,
     rng: np.random.Generator,
     *,
-    fraction: Share = 0.2,
+    fraction: Fraction = 0.2,
     rate: Rate = 0.4,
     kind: Literal["symmetric", "pair"] = "symmetric",
 ) -> Partition:
@@ -105,7 +107,9 @@ def label_noise(
     return replace(partition, labels=labels, noisy_K=partition.noisy_K | noisy_K)
 
 
-def input_noise(partition: Partition, rng: np.random.Generator, *, fraction: Share = 0.2, std: Std = 0.1) -> Partition:
+def input_noise(
+    partition: Partition, rng: np.random.Generator, *, fraction: Fraction = 0.2, std: Std = 0.1
+) -> Partition:
     """Mark a fraction of the clients whose training images get Gaussian noise of standard deviation `std`.
 
     std: in units of the [0, 1] pixel range.  Labels and owners stay as they are.

@@ -7,13 +7,13 @@ import numpy as np
 
 from raysim.core import rng
 from raysim.core.errors import UserError
-from raysim.core.records import ByteArray, FloatArray, IntArray, Split
+from raysim.core.records import ByteArray, Dataset, FloatArray, IntArray
 from raysim.core.rounding import fraction_of, largest_remainder
 
 Labelled = tuple[ByteArray, IntArray]  # images N x channels x H x W, labels_N
 
 
-def build_split(
+def build_dataset(
     name: str,
     train: Labelled,
     test: Labelled | None,
@@ -23,7 +23,7 @@ def build_split(
     test_fraction: float,
     split_seed: int,
     key: str = "data.path",
-) -> Split:
+) -> Dataset:
     """A checked Split; without a test split, `test_fraction` of each class is set apart, the same for equal seeds.
 
     Raises UserError (naming `key`) where there is no image, a class has no training image, or a label has no name.
@@ -47,7 +47,7 @@ def build_split(
             f"{' ...' if len(missing) > 5 else ''} of its {len(names)} classes; number classes 0, 1, ... without gaps"
         )
     mean, std = channel_statistics(train[0])
-    return Split(name, train[0], train[1], test[0], test[1], names, mean, std, flips)
+    return Dataset(name, train[0], train[1], test[0], test[1], names, mean, std, flips)
 
 
 def _size(images: ByteArray) -> str:
@@ -72,26 +72,26 @@ def choose(labels_N: IntArray, take_C: IntArray, generator: np.random.Generator)
     return np.sort(np.concatenate(rows)) if rows else np.empty(0, dtype=np.int64)
 
 
-def subset(split: Split, train_samples: int | None, test_samples: int | None) -> Split:
+def subset(dataset: Dataset, train_samples: int | None, test_samples: int | None) -> Dataset:
     """A fixed, class-balanced part of a data set: the same rows for every seed of a run.
 
     Classes keep their proportions (equal numbers where the data set is balanced), at least one sample each in training.
     Mean and standard deviation are those of the smaller training split.  None keeps a split whole.
     Raises UserError naming `data.train_samples` or `data.test_samples` if there are fewer, or fewer than classes.
     """
-    changed = split
+    changed = dataset
     if train_samples is not None:
-        rows = _subset_rows(split.train_labels_N, split.classes, train_samples, "data.train_samples", at_least=1)
-        images = split.train_images[rows]
+        rows = _subset_rows(dataset.train_labels_N, dataset.classes, train_samples, "data.train_samples", at_least=1)
+        images = dataset.train_images[rows]
         mean, std = channel_statistics(images)
-        changed = replace(changed, train_images=images, train_labels_N=split.train_labels_N[rows], mean=mean, std=std)
+        changed = replace(changed, train_images=images, train_labels_N=dataset.train_labels_N[rows], mean=mean, std=std)
     if test_samples is not None:
-        rows = _subset_rows(split.test_labels_N, split.classes, test_samples, "data.test_samples", at_least=0)
-        changed = replace(changed, test_images=split.test_images[rows], test_labels_N=split.test_labels_N[rows])
+        rows = _subset_rows(dataset.test_labels_N, dataset.classes, test_samples, "data.test_samples", at_least=0)
+        changed = replace(changed, test_images=dataset.test_images[rows], test_labels_N=dataset.test_labels_N[rows])
     return changed
 
 
-def hold_out(split: Split, fraction: float) -> Split:
+def hold_out(dataset: Dataset, fraction: float) -> Dataset:
     """Set a class-balanced fraction of the training images apart as public ones: no client ever owns them.
 
     The rows are the same for every seed, and chosen before `subset` cuts the rest, so a generator trained on the public
@@ -100,21 +100,21 @@ def hold_out(split: Split, fraction: float) -> Split:
     Raises UserError for a class of a single image.
     """
     if fraction == 0:
-        return split
-    counts_C = np.bincount(split.train_labels_N, minlength=split.classes)
+        return dataset
+    counts_C = np.bincount(dataset.train_labels_N, minlength=dataset.classes)
     if counts_C.min() < 2:
         raise UserError(
-            f"data.public_frac = {fraction}: class {int(counts_C.argmin())} of {split.name} has "
+            f"data.public_frac = {fraction}: class {int(counts_C.argmin())} of {dataset.name} has "
             f"{int(counts_C.min())} training image, which cannot be both public and a client's; use 0"
         )
     take_C = np.array([min(max(1, fraction_of(fraction, int(n))), int(n) - 1) for n in counts_C], dtype=np.int64)
-    public = choose(split.train_labels_N, take_C, rng.stream(0, rng.SPLIT, 3))
-    rest = np.setdiff1d(np.arange(len(split.train_labels_N)), public)
-    images = split.train_images[rest]
+    public = choose(dataset.train_labels_N, take_C, rng.stream(0, rng.SPLIT, 3))
+    rest = np.setdiff1d(np.arange(len(dataset.train_labels_N)), public)
+    images = dataset.train_images[rest]
     mean, std = channel_statistics(images)
     return replace(
-        split, train_images=images, train_labels_N=split.train_labels_N[rest], mean=mean, std=std,
-        public_images=split.train_images[public], public_labels_N=split.train_labels_N[public],
+        dataset, train_images=images, train_labels_N=dataset.train_labels_N[rest], mean=mean, std=std,
+        public_images=dataset.train_images[public], public_labels_N=dataset.train_labels_N[public],
     )
 
 

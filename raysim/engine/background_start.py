@@ -12,7 +12,7 @@ from raysim.engine.pool import Pool
 from raysim.engine.session import Session, starts_here
 
 
-class RayStart:
+class BackgroundStart:
     """The Ray session of a run: one that was given, or one of its own, which may begin to start before it is needed.
 
     A context manager, which ends a session of its own. A Ray on this machine is started by a thread; a cluster is

@@ -12,12 +12,12 @@ from raysim.aggregation.oui_probe import Probe
 from raysim.config.plugin_guard import blamed
 from raysim.config.update_options import RESIDUAL
 from raysim.core import rng
-from raysim.core.records import ClientReport, ClientTask, ModelState, Partition, Split
+from raysim.core.records import ClientReport, ClientTask, Dataset, ModelState, Partition
 from raysim.engine.messages import Failure, WorkerSetup
 from raysim.engine.reduce import Diverged, checked_norm
 from raysim.local import batchnorm
-from raysim.local.batched.on_cpu import ClientBatch, Member
-from raysim.local.batched.on_gpu import StackedBatch
+from raysim.local.batched.on_cpu import BatchedClient, CpuBatchTrainer
+from raysim.local.batched.on_gpu import VmapTrainer
 from raysim.local.compression import send
 from raysim.local.loop import ClientData, Job, LocalResult, client_data, train_client
 from raysim.models.flat_model import FlatModel, ImageScale, build_model
@@ -25,36 +25,36 @@ from raysim.models.flat_model import FlatModel, ImageScale, build_model
 Vectors = dict[str, Tensor]
 Trained = tuple[ClientReport, Vectors, dict[str, Any] | None]
 """A client's report, its update, and its new state where the algorithm keeps one."""
-Begun = tuple[Member, Vectors, Tensor | None]
+Begun = tuple[BatchedClient, Vectors, Tensor | None]
 """A client that can start, what it remembers, and of that, what it has not sent yet of earlier updates."""
 
 
-class LocalTraining:
+class ClientRunner:
     """The resident model, and the training of one client after another or of several at once."""
 
-    def __init__(self, setup: WorkerSetup, split: Split, partition: Partition, device: str) -> None:
-        self.setup, self.split, self.partition, self.device = setup, split, partition, device
-        module = build_model(setup.model.build, split.channels, split.image_size, split.classes, setup.seed)
+    def __init__(self, setup: WorkerSetup, dataset: Dataset, partition: Partition, device: str) -> None:
+        self.setup, self.dataset, self.partition, self.device = setup, dataset, partition, device
+        module = build_model(setup.model.build, dataset.channels, dataset.image_size, dataset.classes, setup.seed)
         self.model = FlatModel(module, device)
         self.algorithm = setup.local.build()
         self.probe = Probe(setup.measure["oui"], setup.seed) if "oui" in setup.measure else None
-        self.scale = ImageScale(split.mean, split.std, "crop" in setup.augment, "flip" in setup.augment)
+        self.scale = ImageScale(dataset.mean, dataset.std, "crop" in setup.augment, "flip" in setup.augment)
         self.fixed_statistics = setup.buffers == "global"
         self.batch = self._batch() if setup.client_batching else None
 
-    def _batch(self) -> ClientBatch | StackedBatch | None:
+    def _batch(self) -> CpuBatchTrainer | VmapTrainer | None:
         """What trains several clients at once here, if anything does."""
         model, algorithm, scale, bf16 = self.model, self.algorithm, self.scale, self.setup.bf16
         if self.device == "cpu":
-            return None if bf16 else ClientBatch.of(model, algorithm, scale)
-        return StackedBatch.of(model, algorithm, scale, bf16, (self.split.channels, *self.split.image_size))
+            return None if bf16 else CpuBatchTrainer.of(model, algorithm, scale)
+        return VmapTrainer.of(model, algorithm, scale, bf16, (self.dataset.channels, *self.dataset.image_size))
 
     def start_from(self, round_: int, state: ModelState) -> None:
         """Bring the global model to the device once, for all clients of a call."""
         self.round = round_
         self.model.load(state)
         self.start = self.model.snapshot()
-        self.extra = {name: torch.from_numpy(v.copy()).to(self.device) for name, v in state.extra.items()}
+        self.broadcast_vectors = tensors(state.broadcast_vectors, self.device)
 
     def train(self, tasks: Sequence[ClientTask]) -> Iterator[tuple[int, Trained | Failure]]:
         """(position in `tasks`, how it went) of each client, in any order."""
@@ -69,7 +69,7 @@ class LocalTraining:
     def _groups(self, tasks: Sequence[ClientTask]) -> list[list[int]]:
         if self.batch is None:
             return [[i] for i in range(len(tasks))]
-        return self.batch.groups([task.n_real + task.n_synthetic for task in tasks], self.split.image_bytes)
+        return self.batch.groups([task.n_real + task.n_synthetic for task in tasks], self.dataset.image_bytes)
 
     def _together(self, tasks: Sequence[ClientTask]) -> Iterable[tuple[Begun, LocalResult, Tensor] | None]:
         """Each client's part of `_answer`, trained as a group; None for those that are to train alone.
@@ -90,9 +90,9 @@ class LocalTraining:
         residual_P = kept.pop(RESIDUAL, None)
         job = Job(
             self.model, self.start["params"], self.algorithm.learning_rate(self.round), self.round, task.client,
-            len(data.labels_N), extra=dict(self.extra), state=kept or None,
+            len(data.labels_N), broadcast_vectors=dict(self.broadcast_vectors), state=kept or None,
         )
-        return Member(job, data), kept, residual_P
+        return BatchedClient(job, data), kept, residual_P
 
     def _alone(self, task: ClientTask) -> tuple[Begun, LocalResult, Tensor]:
         begun = self._begin(task)
@@ -109,16 +109,16 @@ class LocalTraining:
         self.model.params_P.copy_(params_P)  # does nothing where they are the model's own
         delta_P, residual_P, seen = self._send(self.model.params_P.detach() - job.start_P, residual_P, k)
         update = {"delta": delta_P, "buffers": self.model.buffers_F.clone(), "counters": self.model.counters.clone()}
-        update.update({name: job.kept[name] for name in self.algorithm.summed})
+        update.update({name: job.scratch[name] for name in self.algorithm.summed})
         norm = checked_norm(result.loss, update)
-        measured = self.probe.measure(self.model, self.scale, k, member.data, self.split) if self.probe else {}
+        measured = self.probe.measure(self.model, self.scale, k, member.data, self.dataset) if self.probe else {}
         report = ClientReport(
             k, task.n_real, task.n_synthetic, result.steps, self.algorithm.effective_steps(job), result.loss, norm,
             result.seconds, {**measured, **seen},
         )
         further = {} if residual_P is None else {RESIDUAL: residual_P}
         if self.setup.buffers == "local":
-            further |= batchnorm.put_by(self.model)
+            further |= batchnorm.save_to(self.model)
         if result.state is None and not further:
             return report, update, None
         after = {**(kept if result.state is None else result.state), **further}
@@ -131,10 +131,10 @@ class LocalTraining:
         synthetic = None if task.synthetic is None else ray.get(task.synthetic)
         noise_std = float(self.partition.input_noise_K[k])
         noise_rng = rng.stream(self.setup.seed, rng.MODIFIER, k) if noise_std else None
-        data = client_data(self.split.train_images, rows_N, labels_N, synthetic, task.quota_C, noise_std, noise_rng)
+        data = client_data(self.dataset.train_images, rows_N, labels_N, synthetic, task.quota_C, noise_std, noise_rng)
         self.model.restore(self.start)
         kept = {} if task.state is None else tensors(ray.get(task.state), self.device)
-        batchnorm.take_up(self.model, kept)
+        batchnorm.restore_from(self.model, kept)
         return data, kept
 
     def _send(

@@ -99,14 +99,14 @@ def _place(cluster: Cluster, resources: Resources) -> Placement:
     return Placement(resources.workers, fit.gpus_per_worker)
 
 
-def room(resources: Resources, share: float) -> Callable[[], int]:
+def room(resources: Resources, fraction: float) -> Callable[[], int]:
     """A function that says how many workers there should be now: as many as fit, never more than were asked for."""
 
     def now() -> int:
         cluster = survey()
         most = resources.workers
         try:
-            fit = place([*cluster.nodes, *cluster.to_come], "auto", share).workers
+            fit = place([*cluster.nodes, *cluster.to_come], "auto", fraction).workers
         except UserError:
             fit = 1
         if most == "auto":

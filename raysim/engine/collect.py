@@ -75,5 +75,5 @@ def joined(parts: Sequence[PartialSum]) -> PartialSum:
         np.sum([p.params_P for p in parts], axis=0),
         np.sum([p.buffers_F for p in parts], axis=0),
         np.max([p.counters for p in parts], axis=0),
-        {name: np.sum([p.extra[name] for p in parts], axis=0) for name in parts[0].extra},
+        {name: np.sum([p.summed_vectors[name] for p in parts], axis=0) for name in parts[0].summed_vectors},
     )

@@ -17,7 +17,7 @@ _UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
 
 
 @contextlib.contextmanager
-def bare_ray() -> Iterator[None]:
+def lean_ray() -> Iterator[None]:
     """While this is entered, `ray.init` starts nothing but what objects, actors and calls need."""
     instead: list[tuple[Any, str, Any]] = [(ray._private.node.Node, name, _nothing) for name in _UNUSED]
     instead.append((ray._private.utils, "get_dashboard_dependency_error", _no_dashboard))

@@ -27,7 +27,7 @@ class WorkerSetup:
     """Everything a worker needs to take part; a replacement for a dead worker gets the same.
 
     measure: statistics of a trained client beyond loss and norm, with their options, such as {"oui": {...}}.
-    kept_bytes_limit: updates beyond this many bytes wait in the object store, which spills to disk.
+    update_bytes_limit: updates beyond this many bytes wait in the object store, which spills to disk.
     update: what a client does to its update before it sends it.  buffers: average, local or global (`local.batchnorm`).
     versions: of the driver's packages, which every worker must have too.  client_batching: whether several clients may
     be trained at once.
@@ -39,7 +39,7 @@ class WorkerSetup:
     augment: tuple[str, ...] = ()
     bf16: bool = False
     measure: dict[str, dict[str, Any]] = field(default_factory=dict)
-    kept_bytes_limit: int = 1_000_000_000
+    update_bytes_limit: int = 1_000_000_000
     update: Update = field(default_factory=Update)
     buffers: str = "average"
     versions: dict[str, str] = field(default_factory=dict)
@@ -47,12 +47,12 @@ class WorkerSetup:
 
 
 @dataclass(frozen=True)
-class Share:
-    """How much one client counts in each of a round's sums: its update, its float buffers, its further vectors."""
+class SumWeights:
+    """The weight of one client in each of a round's sums: of its update, its float buffers, its summed vectors."""
 
     update: float
     buffers: float
-    extra: float
+    vectors: float
 
 
 @dataclass(frozen=True)
@@ -71,4 +71,4 @@ class PartialSum:
     params_P: FloatArray
     buffers_F: FloatArray
     counters: IntArray
-    extra: dict[str, FloatArray]
+    summed_vectors: dict[str, FloatArray]

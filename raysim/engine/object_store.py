@@ -10,7 +10,7 @@ def put(value: Any) -> Any:
     return ray.put(value)
 
 
-def share(value: Any) -> tuple[Any, Any]:
+def put_shared(value: Any) -> tuple[Any, Any]:
     """(a reference to a value, the value as all workers see it): arrays in shared memory, not to be written to.
 
     Whoever goes on with the second one needs no memory of its own for them.

@@ -26,7 +26,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Placement:
-    """workers in all, each with a share of a GPU (0: CPU only)."""
+    """workers in all, each with a fraction of a GPU (0: CPU only)."""
 
     workers: int
     gpus_per_worker: float
@@ -57,35 +57,38 @@ def _memory_limit() -> int:
     return int(text) if text.isdecimal() else sys.maxsize
 
 
-def capacity(node: Node, share: float) -> int:
-    """How many workers with this share of a GPU (0: none, but a CPU core) fit on a node."""
-    if share == 0:
+def capacity(node: Node, fraction: float) -> int:
+    """How many workers with this fraction of a GPU (0: none, but a CPU core) fit on a node."""
+    if fraction == 0:
         return node.cpus
-    return node.gpus * math.floor(1 / share + 1e-9) if share <= 1 else node.gpus // int(share)
+    return node.gpus * math.floor(1 / fraction + 1e-9) if fraction <= 1 else node.gpus // int(fraction)
 
 
 def place(
-    nodes: Sequence[Node], workers: Literal["auto"] | int, share: Literal["auto"] | float, more_than_cores: bool = False
+    nodes: Sequence[Node],
+    workers: Literal["auto"] | int,
+    fraction: Literal["auto"] | float,
+    more_than_cores: bool = False,
 ) -> Placement:
     """The workers that fit on `nodes`; UserError with the numbers where the request does not fit.
 
-    A share below one packs floor(1 / share) workers on a GPU, never across GPUs; a share above one must be whole and
+    A fraction below one packs floor(1 / fraction) workers on a GPU, never across GPUs; one above one must be whole and
     takes that many GPUs of one node. A CPU worker takes a core; more_than_cores: unless asked for by number, as long as
     the memory, where it is known, holds them.
     """
     gpus = sum(n.gpus for n in nodes)
     where = ", ".join(f"{n.name}: {n.gpus} GPU, {n.cpus} CPU" for n in nodes)
-    if share == "auto":
+    if fraction == "auto":
         each = min(1.0, gpus / workers) if gpus and workers != "auto" else float(gpus > 0)
     else:
-        each = float(share)
+        each = float(fraction)
     return _place(nodes, workers, each, gpus, where, more_than_cores)
 
 
 def _place(
-    nodes: Sequence[Node], workers: Literal["auto"] | int, share: float, gpus: int, where: str, more_than_cores: bool
+    nodes: Sequence[Node], workers: Literal["auto"] | int, fraction: float, gpus: int, where: str, more_than_cores: bool
 ) -> Placement:
-    if share == 0:
+    if fraction == 0:
         cores = sum(n.cpus for n in nodes)
         if cores == 0:
             raise UserError(f"no node has a CPU core for a worker ({where}); add nodes, or leave out --num-cpus=0")
@@ -98,22 +101,26 @@ def _place(
             _check_memory(nodes, workers, cores)
         return Placement(cores if workers == "auto" else workers, 0.0)
     if gpus == 0:
-        raise UserError(f"resources.gpus_per_worker = {share:g}: no GPU was found ({where}); set it to 0 to run on CPU")
-    if share > 1 and share != int(share):
-        raise UserError(f"resources.gpus_per_worker = {share:g}: shares above 1 must be whole numbers of GPUs")
-    fit = sum(capacity(n, share) for n in nodes)
-    if fit == 0:
-        raise UserError(f"resources.gpus_per_worker = {share:g}: no node has that many GPUs ({where})")
-    if workers == "auto":
-        return Placement(fit, share)
-    if workers > fit:
-        per_gpu = capacity(Node("", 0, 1), share)
-        packs = f"one GPU holds floor(1 / {share:g}) = {per_gpu}" if share <= 1 else f"each takes {share:g} GPUs"
         raise UserError(
-            f"resources.workers = {workers} with gpus_per_worker = {share:g} do not fit: {packs}, so {fit} fit in all "
-            f"({where}); set resources.workers to at most {fit}, or a smaller share"
+            f"resources.gpus_per_worker = {fraction:g}: no GPU was found ({where}); set it to 0 to run on CPU"
         )
-    return Placement(workers, share)
+    if fraction > 1 and fraction != int(fraction):
+        raise UserError(f"resources.gpus_per_worker = {fraction:g}: fractions above 1 must be whole numbers of GPUs")
+    fit = sum(capacity(n, fraction) for n in nodes)
+    if fit == 0:
+        raise UserError(f"resources.gpus_per_worker = {fraction:g}: no node has that many GPUs ({where})")
+    if workers == "auto":
+        return Placement(fit, fraction)
+    if workers > fit:
+        per_gpu = capacity(Node("", 0, 1), fraction)
+        one_gpu_holds = f"one GPU holds floor(1 / {fraction:g}) = {per_gpu}"
+        packs = one_gpu_holds if fraction <= 1 else f"each takes {fraction:g} GPUs"
+        raise UserError(
+            f"resources.workers = {workers} with gpus_per_worker = {fraction:g} do not fit: {packs}, "
+            f"so {fit} fit in all "
+            f"({where}); set resources.workers to at most {fit}, or a smaller fraction"
+        )
+    return Placement(workers, fraction)
 
 
 def _check_memory(nodes: Sequence[Node], workers: int, cores: int) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.records import FloatArray
-from raysim.engine.messages import PartialSum, Share
+from raysim.engine.messages import PartialSum, SumWeights
 
 PARAM_BITS = 40
 BUFFER_BITS = 24
@@ -85,10 +85,10 @@ class UpdateSums:
         }
         self.counters = like["counters"].clone()
 
-    def add(self, update: dict[str, Tensor], share: Share) -> None:
-        weights = {"delta": share.update, "buffers": share.buffers}
+    def add(self, update: dict[str, Tensor], weights: SumWeights) -> None:
+        by_name = {"delta": weights.update, "buffers": weights.buffers}
         for name, running in self.sums.items():
-            running.add(update[name], weights.get(name, share.extra))
+            running.add(update[name], by_name.get(name, weights.vectors))
         torch.maximum(self.counters, update["counters"], out=self.counters)
 
     def result(self) -> PartialSum:

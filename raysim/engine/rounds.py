@@ -4,6 +4,7 @@ No client's update reaches the driver. What a dead worker held is trained again,
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from raysim.core.errors import ClientError, DivergenceError
 from raysim.core.records import ClientReport, ClientTask, FloatArray, IntArray
 from raysim.engine import slices
 from raysim.engine.collect import Part, collect, joined
-from raysim.engine.messages import Failure, PartialSum, Share
+from raysim.engine.messages import Failure, PartialSum, SumWeights
 from raysim.engine.pool import Item, Pool
 from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, scale, total
 from raysim.engine.traffic import Traffic
@@ -31,15 +32,21 @@ class Round:
     """
 
     def __init__(
-        self, pool: Pool, number: int, state_ref: Any, tasks: Sequence[ClientTask], shares: Mapping[int, Share] | None,
-        parameters: int, drop_failures: bool = False,
+        self,
+        pool: Pool,
+        number: int,
+        state_ref: Any,
+        tasks: Sequence[ClientTask],
+        sum_weights: Mapping[int, SumWeights] | None,
+        parameters: int,
+        drop_failures: bool = False,
     ) -> None:
         """parameters: P, the length of an update.
 
-        shares: each client's part in the sums, for rules whose weights sum to 1 and do not depend on the updates.
+        sum_weights: each client's weights in the sums, for rules whose weights sum to 1 and do not depend on updates.
         """
         self.parameters = parameters
-        self.pool, self.number, self.state_ref, self.shares = pool, number, state_ref, shares
+        self.pool, self.number, self.state_ref, self.sum_weights = pool, number, state_ref, sum_weights
         self.drop_failures = drop_failures
         self.tasks = {task.client: task for task in tasks}
         self.owner: dict[int, int] = {}
@@ -62,10 +69,10 @@ class Round:
 
     def _train(self, clients: Sequence[int]) -> None:
         def submit(actor: Any, tasks: list[ClientTask], method: str = "train") -> Any:
-            shares = None if self.shares is None else [self.shares[t.client] for t in tasks]
-            return getattr(actor, method).remote(self.number, self.state_ref, tasks, shares)
+            sum_weights = None if self.sum_weights is None else [self.sum_weights[t.client] for t in tasks]
+            return getattr(actor, method).remote(self.number, self.state_ref, tasks, sum_weights)
 
-        last = None if self.shares is None else partial(submit, method="train_and_sum")
+        last = None if self.sum_weights is None else partial(submit, method="train_and_sum")
         for worker, items, answer in self.pool.map(
             map(self._item, clients), submit, self._lost, last=last, kind="train"
         ):
@@ -147,7 +154,7 @@ class Round:
 
     def weighted_sum(self, w_K: FloatArray) -> FloatArray:
         """sum_k w_k Delta_k, shape P: exact on the grid of `engine.reduce`, whatever the workers and their order."""
-        return self.sums({k: Share(w, 0.0, 0.0) for k, w in zip(self.clients, w_K.tolist(), strict=True)})[0]
+        return self.sums({k: SumWeights(w, 0.0, 0.0) for k, w in zip(self.clients, w_K.tolist(), strict=True)})[0]
 
     def gram(self) -> FloatArray:
         """Inner products of the updates with each other, K x K: slice by slice, summed in the order of the slices."""
@@ -177,7 +184,7 @@ class Round:
         found: dict[int, FloatArray] = {}
         while left := [i for i in range(len(wave)) if i not in found]:
             wanted = [wave[i] for i in left]
-            shared = self._each(self.clients, lambda ks, actor, _, cut=wanted: actor.share.remote(ks, cut))
+            shared = self._each(self.clients, lambda ks, actor, _, cut=wanted: actor.put_slices.remote(ks, cut))
             items = []
             for n, i in enumerate(left):
                 name = f"coordinates {wave[i][0]} to {wave[i][1] - 1} in round {self.number}"
@@ -191,10 +198,12 @@ class Round:
                         self.traffic.gathered(self.pool.node(worker), rows, wave[i], answer)
         return [found[i] for i in range(len(wave))]
 
-    def sums(self, shares: Mapping[int, Share]) -> tuple[FloatArray, FloatArray, IntArray, dict[str, FloatArray]]:
+    def sums(
+        self, sum_weights: Mapping[int, SumWeights]
+    ) -> tuple[FloatArray, FloatArray, IntArray, dict[str, FloatArray]]:
         """(weighted sum of updates, of float buffers, maximum of integer buffers, weighted sums of further vectors)."""
-        by = 1.0 if self.shares is not None else scale(np.array([shares[k].update for k in self.clients]))
-        scaled = {k: Share(shares[k].update / by, shares[k].buffers, shares[k].extra) for k in self.clients}
+        by = 1.0 if self.sum_weights is not None else scale(np.array([sum_weights[k].update for k in self.clients]))
+        scaled = {k: replace(sum_weights[k], update=sum_weights[k].update / by) for k in self.clients}
 
         def question(clients: list[int], actor: Any, _: Any) -> Any:
             return actor.partial_sum.remote(clients, [scaled[k] for k in clients])
@@ -204,12 +213,12 @@ class Round:
             by * total([whole.params_P], PARAM_BITS),
             total([whole.buffers_F], BUFFER_BITS),
             whole.counters,
-            {name: total([vector], PARAM_BITS) for name, vector in whole.extra.items()},
+            {name: total([vector], PARAM_BITS) for name, vector in whole.summed_vectors.items()},
         )
 
     def _all_sums(self, question: Any) -> list[PartialSum]:
         """Sums that hold every client once; what is lost on the way is trained again."""
-        streams = self.shares is not None
+        streams = self.sum_weights is not None
         if not streams:
             self._sums = []
         left = [k for k in self.clients if self.owner.get(k) != SUMMED]

@@ -19,7 +19,7 @@ from raysim.core.errors import RunError
 from raysim.core.signals import Interrupted
 from raysim.engine.cluster import place_on_cluster, room, survey
 from raysim.engine.join import join
-from raysim.engine.lean_ray import bare_ray
+from raysim.engine.lean_ray import lean_ray
 from raysim.engine.liveness import lost_part
 from raysim.engine.placement import Placement, local_node, place
 from raysim.engine.pool import Pool
@@ -153,7 +153,7 @@ class Session:
         stack.callback(_end_processes, folder)
         stack.callback(_shut_down)
         here, workers = local_node(), self._resources.workers
-        with bare_ray():
+        with lean_ray():
             ray.init(
                 address="local",
                 include_dashboard=False,

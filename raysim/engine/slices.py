@@ -30,7 +30,7 @@ def slices(parameters: int, clients: int) -> list[Slice]:
     return [(start, min(start + width, parameters)) for start in range(0, parameters, width)]
 
 
-def share(rows_K: Iterable[Float32Array], wanted: Sequence[Slice]) -> list[Any]:
+def put_slices(rows_K: Iterable[Float32Array], wanted: Sequence[Slice]) -> list[Any]:
     """Put these rows' part of each wanted slice into the object store; one reference a slice."""
     cut: list[list[Float32Array]] = [[] for _ in wanted]
     for row_P in rows_K:

@@ -57,4 +57,5 @@ class Traffic:
 
 def _nbytes(of: ModelState | PartialSum) -> int:
     """Size of its arrays."""
-    return sum(array.nbytes for array in (of.params_P, of.buffers_F, of.counters, *of.extra.values()))
+    vectors = of.broadcast_vectors if isinstance(of, ModelState) else of.summed_vectors
+    return sum(array.nbytes for array in (of.params_P, of.buffers_F, of.counters, *vectors.values()))

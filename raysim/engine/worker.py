@@ -9,9 +9,18 @@ import ray
 
 from raysim.config.plugin_guard import blaming, checked_images
 from raysim.core.errors import RunError
-from raysim.core.records import ByteArray, ClientReport, ClientTask, FloatArray, IntArray, ModelState, Partition, Split
+from raysim.core.records import (
+    ByteArray,
+    ClientReport,
+    ClientTask,
+    Dataset,
+    FloatArray,
+    IntArray,
+    ModelState,
+    Partition,
+)
 from raysim.engine import collect, slices
-from raysim.engine.messages import Failure, PartialSum, Plugin, Share, WorkerSetup
+from raysim.engine.messages import Failure, PartialSum, Plugin, SumWeights, WorkerSetup
 from raysim.engine.versions import check_versions
 
 if TYPE_CHECKING:
@@ -46,32 +55,32 @@ class Worker:
         """The address of this worker's node, and Ray's name of the node."""
         return ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
 
-    def configure(self, setup: WorkerSetup, split: Split, partition: Partition) -> tuple[str, str]:
+    def configure(self, setup: WorkerSetup, dataset: Dataset, partition: Partition) -> tuple[str, str]:
         """Build the model and take hold of the shared data; answers as `where`.
 
         Raises UserError, naming this node, where its versions differ from the driver's.
         """
-        from raysim.engine.client_runner import LocalTraining
+        from raysim.engine.client_runner import ClientRunner
 
         where = self.where()
         check_versions(setup.versions, where[0])
-        self.setup, self.split = setup, split
-        self.local = LocalTraining(setup, split, partition, self.device)
+        self.setup, self.dataset = setup, dataset
+        self.local = ClientRunner(setup, dataset, partition, self.device)
         self._forget(-1)
         return where
 
     def _forget(self, round_: int) -> None:
         self.round = round_
-        self.kept: dict[int, Any] = {}
-        self.kept_bytes = 0
+        self.updates: dict[int, Any] = {}
+        self.update_bytes = 0
         self.running: UpdateSums | None = None
 
     # Training
 
     def train(
-        self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], shares: Sequence[Share] | None
+        self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], sum_weights: Sequence[SumWeights] | None
     ) -> list[Answer]:
-        """Train clients; keep their updates, or add them to a running sum if `shares` are known."""
+        """Train clients; keep their updates, or add them to a running sum if `sum_weights` are known."""
         from raysim.engine.reduce import UpdateSums
 
         if round_ != self.round:
@@ -83,33 +92,33 @@ class Worker:
                 answers[i] = trained, None
                 continue
             report, update, client_state = trained
-            if shares is None:
+            if sum_weights is None:
                 self._keep(report.client, update)
             else:
                 self.running = self.running or UpdateSums(update)
-                self.running.add(update, shares[i])
+                self.running.add(update, sum_weights[i])
             answers[i] = report, client_state
         return [answers[i] for i in range(len(tasks))]
 
     @ray.method(num_returns=2)
     def train_and_sum(
-        self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], shares: Sequence[Share]
+        self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], sum_weights: Sequence[SumWeights]
     ) -> tuple[list[Answer], PartialSum | None]:
         """`train`, and give the running sum as an object of its own; it then begins anew."""
-        return self.train(round_, state, tasks, shares), self._give_running_sum()
+        return self.train(round_, state, tasks, sum_weights), self._give_running_sum()
 
     def _keep(self, client: int, update: dict[str, "torch.Tensor"]) -> None:
         size = sum(t.numel() * t.element_size() for t in update.values())
-        if self.kept_bytes + size > self.setup.kept_bytes_limit:
-            self.kept[client] = ray.put({name: t.cpu().numpy() for name, t in update.items()})
+        if self.update_bytes + size > self.setup.update_bytes_limit:
+            self.updates[client] = ray.put({name: t.cpu().numpy() for name, t in update.items()})
         else:
-            self.kept[client] = update
-            self.kept_bytes += size
+            self.updates[client] = update
+            self.update_bytes += size
 
-    def _kept(self, client: int) -> dict[str, "torch.Tensor"]:
+    def _update_of(self, client: int) -> dict[str, "torch.Tensor"]:
         from raysim.engine.client_runner import tensors
 
-        update = self.kept[client]
+        update = self.updates[client]
         return tensors(ray.get(update), self.device) if isinstance(update, ray.ObjectRef) else update
 
     # What rules ask of the kept updates
@@ -119,18 +128,18 @@ class Worker:
         import torch
 
         v_P = torch.from_numpy(vector_P.copy()).to(self.device)
-        return [float(self._kept(k)["delta"].to(torch.float64) @ v_P) for k in clients]
+        return [float(self._update_of(k)["delta"].to(torch.float64) @ v_P) for k in clients]
 
-    def share(self, clients: Sequence[int], wanted: Sequence[slices.Slice]) -> list[Any]:
+    def put_slices(self, clients: Sequence[int], wanted: Sequence[slices.Slice]) -> list[Any]:
         """Put slices of these clients' updates where every worker can read them; one reference a slice."""
-        return slices.share((self._kept(k)["delta"].cpu().numpy() for k in clients), wanted)
+        return slices.put_slices((self._update_of(k)["delta"].cpu().numpy() for k in clients), wanted)
 
     def answer(self, fn: slices.Question, gathered: Sequence[Sequence[slices.Part]]) -> list[FloatArray | None]:
         """`fn` of each of these slices of all clients' updates; None for one of which a part is lost."""
         return [slices.answer(fn, collect) for collect in gathered]
 
     @ray.method(num_returns=2)
-    def partial_sum(self, clients: Sequence[int], shares: Sequence[Share]) -> tuple[None, PartialSum]:
+    def partial_sum(self, clients: Sequence[int], sum_weights: Sequence[SumWeights]) -> tuple[None, PartialSum]:
         """This worker's part of the sums over the given clients, all of which it trained in this round.
 
         An object of its own beside the answer, as in `train_and_sum`, so that it stays here until it is fetched.
@@ -140,9 +149,9 @@ class Worker:
         running = self._give_running_sum()
         if running is not None:
             return None, running
-        sums = UpdateSums(self._kept(clients[0]))
-        for k, share in zip(clients, shares, strict=True):
-            sums.add(self._kept(k), share)
+        sums = UpdateSums(self._update_of(clients[0]))
+        for k, weights in zip(clients, sum_weights, strict=True):
+            sums.add(self._update_of(k), weights)
         return None, sums.result()
 
     def add(self, refs: Sequence[Any]) -> PartialSum | None:
@@ -159,32 +168,32 @@ class Worker:
         """Evaluate chunks of the test split."""
         from raysim.evaluation.accuracy import evaluate_chunks
 
-        model, split = self.local.model, self.split
+        model, dataset = self.local.model, self.dataset
         model.load(state)
         return evaluate_chunks(
-            model, split.test_images, split.test_labels_N, split.classes, self.local.scale, which
+            model, dataset.test_images, dataset.test_labels_N, dataset.classes, self.local.scale, which
         )
 
-    def tune(
+    def fine_tune(
         self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], counts_KC: IntArray, options: "FineTuning"
     ) -> list[FloatArray]:
         """Accuracy of each class after each of these clients has trained the global model on its own samples."""
-        from raysim.evaluation.fine_tuning import tune, tuned_accuracy
+        from raysim.evaluation.fine_tuning import fine_tune, fine_tuned_accuracy
 
         local, answers = self.local, []
         local.start_from(round_, state)
         for task, counts_C in zip(tasks, counts_KC, strict=True):
             data, _ = local.load(task)
             key = self.setup.seed, round_, task.client
-            tune(local.model, data, local.scale, options, *key, fixed_statistics=local.fixed_statistics)
-            answers.append(tuned_accuracy(local.model, self.split, local.scale, counts_C, options))
+            fine_tune(local.model, data, local.scale, options, *key, fixed_statistics=local.fixed_statistics)
+            answers.append(fine_tuned_accuracy(local.model, self.dataset, local.scale, counts_C, options))
         return answers
 
     def generate(self, plugin: Plugin, labels_B: IntArray, seeds_B: IntArray) -> ByteArray:
         """Make one image per label and seed; the generator is built at its first use and stays until `release`."""
         with blaming({"generator.name": plugin.name}, RunError):
             images = self._generator(plugin).sample(labels_B, seeds_B)
-        return checked_images(images, (len(labels_B), self.split.channels, *self.split.image_size), plugin.name)
+        return checked_images(images, (len(labels_B), self.dataset.channels, *self.dataset.image_size), plugin.name)
 
     def fingerprint(self, plugin: Plugin) -> str:
         """What identifies the generator's images; checks, too, that it fits the data set."""
@@ -194,7 +203,7 @@ class Worker:
 
     def _generator(self, plugin: Plugin) -> Any:
         if self.generator is None or self.generator[0] != plugin:
-            self.generator = (plugin, plugin.build(self.split, self.device))
+            self.generator = (plugin, plugin.build(self.dataset, self.device))
         return self.generator[1]
 
     def release_generator(self) -> None:

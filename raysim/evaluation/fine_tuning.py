@@ -3,14 +3,14 @@
 import numpy as np
 
 from raysim.config.sections import FineTuning
-from raysim.core.records import FloatArray, IntArray, Split
+from raysim.core.records import Dataset, FloatArray, IntArray
 from raysim.evaluation.accuracy import by_class, chunks, evaluate_chunks
 from raysim.local.loop import ClientData, Job, train_client
 from raysim.local.sgd import sgd
 from raysim.models.flat_model import FlatModel, ImageScale
 
 
-def tune(
+def fine_tune(
     model: FlatModel, data: ClientData, scale: ImageScale, options: FineTuning, seed: int, round_: int, client: int,
     fixed_statistics: bool,
 ) -> None:
@@ -20,15 +20,15 @@ def tune(
     train_client(job, algorithm, data, scale, seed, fixed_statistics=fixed_statistics)
 
 
-def tuned_accuracy(
-    model: FlatModel, split: Split, scale: ImageScale, counts_C: IntArray, options: FineTuning
+def fine_tuned_accuracy(
+    model: FlatModel, dataset: Dataset, scale: ImageScale, counts_C: IntArray, options: FineTuning
 ) -> FloatArray:
     """Accuracy of each class that the client has (counts_C > 0), on test images; nan elsewhere: C."""
-    rows = test_rows(split.test_labels_N, counts_C, options.test_images)
+    rows = test_rows(dataset.test_labels_N, counts_C, options.test_images)
     if not len(rows):
-        return np.full(split.classes, np.nan)
-    images, labels_N = split.test_images[rows], split.test_labels_N[rows]
-    return by_class(evaluate_chunks(model, images, labels_N, split.classes, scale, range(chunks(len(rows)))))
+        return np.full(dataset.classes, np.nan)
+    images, labels_N = dataset.test_images[rows], dataset.test_labels_N[rows]
+    return by_class(evaluate_chunks(model, images, labels_N, dataset.classes, scale, range(chunks(len(rows)))))
 
 
 def test_rows(labels_N: IntArray, counts_C: IntArray, most: int | None) -> IntArray:

@@ -11,14 +11,14 @@ import dataclasses
 
 import numpy as np
 
-from raysim.core.records import FloatArray, IntArray, Partition, Split
+from raysim.core.records import Dataset, FloatArray, IntArray, Partition
 
 
-def class_counts(partition: Partition, split: Split) -> IntArray:
+def class_counts(partition: Partition, dataset: Dataset) -> IntArray:
     """Real samples per client and class by their true labels: K x C; 0 x C where clients are drawn one by one."""
     if partition.drawn is not None:
         return np.empty((0, partition.classes), dtype=np.int64)
-    return dataclasses.replace(partition, labels=split.train_labels_N[partition.indices]).counts_KC
+    return dataclasses.replace(partition, labels=dataset.train_labels_N[partition.indices]).counts_KC
 
 
 def by_client(counts_KC: IntArray, accuracy_C: FloatArray) -> FloatArray:

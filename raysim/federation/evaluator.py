@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from raysim.config.schema import Config
-from raysim.core.records import ClientTask, IntArray, Partition, Split
-from raysim.core.rng import TUNED, stream
+from raysim.core.records import ClientTask, Dataset, IntArray, Partition
+from raysim.core.rng import FINE_TUNED, stream
 from raysim.engine.pool import Item, Pool
 from raysim.evaluation import per_client
 from raysim.evaluation.accuracy import by_class, chunks, summarise
 
 
 @dataclass(frozen=True)
-class Assessment:
+class Evaluator:
     """Evaluates on the workers; changes nothing of the run.
 
     class_counts_KC: real samples per client and class, by their true labels.
@@ -27,7 +27,7 @@ class Assessment:
     class_counts_KC: IntArray
 
     @classmethod
-    def of(cls, config: Config, pool: Pool, partition: Partition, dataset: Split) -> "Assessment":
+    def of(cls, config: Config, pool: Pool, partition: Partition, dataset: Dataset) -> "Evaluator":
         """For the data and the clients of a run."""
         counts_KC = per_client.class_counts(partition, dataset)
         return cls(config, pool, len(dataset.test_labels_N), counts_KC)
@@ -41,7 +41,7 @@ class Assessment:
         if self._is_due(number, self.config.evaluate_every):
             row |= self.evaluate(model())
         if self._is_due(number, self.config.fine_tuning.every):
-            row |= self.evaluate_tuned(number, model(), task)
+            row |= self.evaluate_fine_tuned(number, model(), task)
         return row
 
     def _is_due(self, number: int, every: int | None) -> bool:
@@ -55,16 +55,16 @@ class Assessment:
         a_K = per_client.by_client(self.class_counts_KC, by_class(results))
         return summarise(results) | per_client.spread("client_accuracy", a_K, self.class_counts_KC.sum(axis=1))
 
-    def evaluate_tuned(self, number: int, model_ref: Any, task: Callable[[int], ClientTask]) -> dict[str, float]:
+    def evaluate_fine_tuned(self, number: int, model_ref: Any, task: Callable[[int], ClientTask]) -> dict[str, float]:
         """Accuracy over clients of what each makes of the model by training it on its own samples (`fine_tuning`)."""
         options, counts_KC = self.config.fine_tuning, self.class_counts_KC
         size = min(options.clients or len(counts_KC), len(counts_KC))
-        drawn = stream(self.config.seed, TUNED).choice(len(counts_KC), size, replace=False, shuffle=False)
+        drawn = stream(self.config.seed, FINE_TUNED).choice(len(counts_KC), size, replace=False, shuffle=False)
         tasks = [task(k) for k in sorted(drawn.tolist())]
         items = [Item(t, t.n_real + t.n_synthetic, f"fine-tuning of client {t.client}") for t in tasks]
 
         def submit(actor: Any, tasks: list[ClientTask]) -> Any:
-            return actor.tune.remote(number, model_ref, tasks, counts_KC[[t.client for t in tasks]], options)
+            return actor.fine_tune.remote(number, model_ref, tasks, counts_KC[[t.client for t in tasks]], options)
 
         found = {
             item.payload.client: per_client.by_client(counts_KC[[item.payload.client]], accuracy_C)[0]

@@ -23,11 +23,11 @@ from raysim.core.records import (
     Synthetic,
     Weights,
 )
-from raysim.engine.messages import Share
+from raysim.engine.messages import SumWeights
 from raysim.engine.object_store import put
 from raysim.engine.pool import Pool
 from raysim.engine.rounds import Round
-from raysim.federation.evaluator import Assessment
+from raysim.federation.evaluator import Evaluator
 from raysim.local.loop import LocalAlgorithm
 
 PHASES = ("train", "dispatch", "aggregate", "evaluate")  # dispatch: what of the training the driver itself takes
@@ -77,7 +77,7 @@ class Server:
     algorithm: LocalAlgorithm
     rule: Any
     optimiser: Any
-    assessment: Assessment
+    evaluator: Evaluator
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     parameters: int = 0
     float_buffers: int = 0
@@ -91,8 +91,8 @@ class Server:
         """The state before round 1."""
         parameters = len(model.params_P)
         self.parameters, self.float_buffers = parameters, len(model.buffers_F)
-        extra = {name: np.zeros(parameters, np.float32) for name in self.algorithm.broadcast}
-        start = ModelState(model.params_P, model.buffers_F, model.counters, extra)
+        vectors = {name: np.zeros(parameters, np.float32) for name in self.algorithm.broadcast}
+        start = ModelState(model.params_P, model.buffers_F, model.counters, vectors)
         return ServerState(0, start, self.optimiser.init(parameters))
 
     def run(self, state: ServerState, after_round: Callable[[ServerState], None]) -> ServerState:
@@ -111,9 +111,9 @@ class Server:
         model_ref = self._share(state.model)
         keep_all = self.config.resources.on_client_failure == "raise"
         prior = self.rule.weights(self._table(number, tasks), None) if self.rule.streams and keep_all else None
-        shares = None if prior is None else self._shares(tasks, prior.w_K)
+        sum_weights = None if prior is None else self._sum_weights(tasks, prior.w_K)
         round_ = Round(
-            self.pool, number, model_ref, tasks, shares, len(state.model.params_P), drop_failures=not keep_all
+            self.pool, number, model_ref, tasks, sum_weights, len(state.model.params_P), drop_failures=not keep_all
         )
         trained, waited_s = time.monotonic(), usage.waited_s - waited_s
         tasks = [round_.tasks[k] for k in round_.clients]
@@ -126,7 +126,7 @@ class Server:
         client_states = {**state.client_states, **{k: put(s) for k, s in round_.states.items()}}
         row = self._row(round_, table, weights) | self._privacy(state, table)
         row |= round_.traffic.metrics(state.model)
-        row |= self.assessment.due(number, lambda: self._share(model), lambda k: self._task(k, client_states))
+        row |= self.evaluator.due(number, lambda: self._share(model), lambda k: self._task(k, client_states))
         row["seconds_train"], row["seconds_aggregate"] = trained - began, aggregated - trained
         row["seconds_dispatch"] = trained - began - waited_s
         row["seconds_evaluate"] = time.monotonic() - aggregated
@@ -162,31 +162,32 @@ class Server:
             columns["effective_steps"] = np.array([r.effective_steps for r in reports])
         return RoundTable(number, np.array([t.client for t in tasks]), n_K, columns)
 
-    def _shares(self, tasks: Sequence[ClientTask], w_K: FloatArray) -> dict[int, Share]:
+    def _sum_weights(self, tasks: Sequence[ClientTask], w_K: FloatArray) -> dict[int, SumWeights]:
         """Updates weigh by the rule, float buffers by n_k, further vectors by one over all registered clients."""
         n_K = self._table(0, tasks).n_K
         buffers_K = n_K / max(1, n_K.sum())
-        extra = 1.0 / len(self.sizes_K)
-        return {t.client: Share(float(w), float(b), extra) for t, w, b in zip(tasks, w_K, buffers_K, strict=True)}
+        of_vectors = 1.0 / len(self.sizes_K)
+        triples = zip(tasks, w_K.tolist(), buffers_K.tolist(), strict=True)
+        return {task.client: SumWeights(w, b, of_vectors) for task, w, b in triples}
 
     def _step(
         self, state: ServerState, round_: Round, table: RoundTable, weights: Weights
     ) -> tuple[ModelState, dict[str, FloatArray]]:
         """The next global model from the round's exact sums, or from what a rule makes of all updates together."""
         tasks = [round_.tasks[k] for k in round_.clients]
-        update_P, buffers_F, counters, sums = round_.sums(self._shares(tasks, weights.w_K))
+        update_P, buffers_F, counters, sums = round_.sums(self._sum_weights(tasks, weights.w_K))
         if self.config.aggregation.buffers == "global":
             buffers_F, counters = state.model.buffers_F.astype(np.float64), state.model.counters
         if hasattr(self.rule, "aggregate"):
             update_P = self.rule.aggregate(table, round_)
         update_P = self._noisy(round_.number, update_P, weights.w_K)
-        extra = {name: v.astype(np.float64) for name, v in state.model.extra.items()}
-        extra, update_P = self.algorithm.server_update(extra, sums, update_P)
+        vectors = {name: v.astype(np.float64) for name, v in state.model.broadcast_vectors.items()}
+        vectors, update_P = self.algorithm.server_update(vectors, sums, update_P)
         optimiser, step_P = self.optimiser.step(state.optimiser, update_P)
         params_P = (state.model.params_P + step_P).astype(np.float32)
         if not np.isfinite(params_P).all():
             raise DivergenceError(-1, round_.number, "the global model is no longer finite after the server's step")
-        as_float32 = {name: v.astype(np.float32) for name, v in extra.items()}
+        as_float32 = {name: v.astype(np.float32) for name, v in vectors.items()}
         return ModelState(params_P, buffers_F.astype(np.float32), counters, as_float32), optimiser
 
     def _noisy(self, number: int, update_P: FloatArray, w_K: FloatArray) -> FloatArray:

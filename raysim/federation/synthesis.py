@@ -9,7 +9,7 @@ import numpy as np
 from raysim.config.registry import resolve
 from raysim.core import rng
 from raysim.core.errors import UserError
-from raysim.core.records import ByteArray, IntArray, Split, Synthetic, sha256
+from raysim.core.records import ByteArray, Dataset, IntArray, Synthetic, sha256
 from raysim.engine.messages import Plugin
 from raysim.engine.object_store import get, put
 from raysim.engine.pool import Item, Pool
@@ -33,7 +33,7 @@ def image_keys(quota_KC: IntArray) -> IntArray:
 def synthesise(
     pool: Pool,
     generator: Plugin,
-    split: Split,
+    dataset: Dataset,
     quota_KC: IntArray,
     seed: int,
     cache_root: str | None,
@@ -43,14 +43,14 @@ def synthesise(
 
     Image i of class c of client k depends on the generator, the seed and (k, c, i) alone, so neither the number of
     workers nor what was cached changes a pixel.  A generator may have two static methods: `image_seed(seed, client,
-    class, index)`, where its seeds must say more than that they differ, and `notes(split, quota_KC, *, its keys)`.
+    class, index)`, where its seeds must say more than that they differ, and `notes(dataset, quota_KC, *, its keys)`.
     """
     began = time.monotonic()
     if not quota_KC.any():
-        return Synthetic(quota_KC, {}, sha256(quota_KC, split.train_images[:0]))
+        return Synthetic(quota_KC, {}, sha256(quota_KC, dataset.train_images[:0]))
     keys_M3 = image_keys(quota_KC)
-    images = np.empty((len(keys_M3), split.channels, *split.image_size), dtype=np.uint8)
-    fingerprint = _fingerprint(pool, generator, split)
+    images = np.empty((len(keys_M3), dataset.channels, *dataset.image_size), dtype=np.uint8)
+    fingerprint = _fingerprint(pool, generator, dataset)
     keeper = _Keeper.open(cache_root, fingerprint, seed, keys_M3, images)
     missing = keeper.missing()
     display.line(keeper.describe(len(missing)))
@@ -61,14 +61,14 @@ def synthesise(
     refs = {k: put(images[ends[k] - n : ends[k]]) for k, n in enumerate(sizes_K.tolist()) if n}
     return Synthetic(
         quota_KC, refs, sha256(quota_KC, images), len(missing), time.monotonic() - began,
-        _notes_of(generator, split, quota_KC) + keeper.notes(), _examples(keys_M3, images),
+        _notes_of(generator, dataset, quota_KC) + keeper.notes(), _examples(keys_M3, images),
     )
 
 
-def _fingerprint(pool: Pool, generator: Plugin, split: Split) -> str:
+def _fingerprint(pool: Pool, generator: Plugin, dataset: Dataset) -> str:
     """What identifies the generator's images: on CPU worked out here, so that a full cache waits for no worker."""
     if pool.placement.device == "cpu":
-        fingerprint: str = generator.build(split, "cpu").fingerprint()
+        fingerprint: str = generator.build(dataset, "cpu").fingerprint()
         return fingerprint
     asked: str = pool.call_any(lambda actor, _: actor.fingerprint.remote(generator), "the check of the generator")
     return asked
@@ -181,10 +181,10 @@ def _image_seed(seed: int, client: int, class_: int, index: int) -> int:
     return rng.integer(seed, rng.SYNTHETIC, client, class_, index)
 
 
-def _notes_of(generator: Plugin, split: Split, quota_KC: IntArray) -> list[str]:
+def _notes_of(generator: Plugin, dataset: Dataset, quota_KC: IntArray) -> list[str]:
     """What a generator has to say about a quota, such as that it holds fewer different images."""
     notes = getattr(resolve(generator.kind, generator.name), "notes", None)
-    return list(notes(split, quota_KC, **generator.params)) if notes is not None else []
+    return list(notes(dataset, quota_KC, **generator.params)) if notes is not None else []
 
 
 def _examples(keys_M3: IntArray, images: ByteArray, per_class: int = 10) -> tuple[ByteArray, IntArray]:

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from raysim.core.errors import UserError
-from raysim.core.records import ByteArray, IntArray, Split
+from raysim.core.records import ByteArray, Dataset, IntArray
 from raysim.generation.samplers import Sampler, public_keys
 from raysim.generation.sampling import LANES, check_labels, one_thread, to_uint8
 from raysim.generation.weights_folder import CARD, find_folder, read_json, read_unet
@@ -36,7 +36,7 @@ class ddpm:
 
     def __init__(
         self,
-        split: Split,
+        dataset: Dataset,
         device: str,
         *,
         weights: Annotated[str, Field(description="shipped name, or folder of `raysim pretrain`")] = "digits",
@@ -52,8 +52,8 @@ class ddpm:
         folder = find_folder(weights)
         self.device = torch.device(device)
         self.unet, self.weights_sha256 = read_unet(folder)
-        self.classes, self.null_class = _check_unet(folder, self.unet.config, split, guidance)
-        self.shape = (split.channels, *split.image_size)
+        self.classes, self.null_class = _check_unet(folder, self.unet.config, dataset, guidance)
+        self.shape = (dataset.channels, *dataset.image_size)
         self.guidance, self.precision = float(guidance), precision
         self.batch_size = -(-batch_size // LANES) * LANES
         self.sampler = Sampler(folder, sampler, steps, spacing)
@@ -123,18 +123,18 @@ class ddpm:
         return predicted.float().contiguous()
 
 
-def _check_unet(folder: Path, config: Any, split: Split, guidance: float) -> tuple[int, int | None]:
+def _check_unet(folder: Path, config: Any, dataset: Dataset, guidance: float) -> tuple[int, int | None]:
     """(classes, null class or None) of the weights; UserError if they do not fit the data set or the guidance."""
     card = read_json(folder / CARD) if (folder / CARD).is_file() else {}
     rows, size = config.num_class_embeds, config.sample_size
     if not isinstance(rows, int) or config.class_embed_type is not None:
         raise UserError(f"generator.weights: {folder} takes no class labels (num_class_embeds is {rows!r})")
     # Without a card, one row more than the data set has classes is taken to be the null class.
-    has_null = card["null_class"] is not None if "null_class" in card else rows == split.classes + 1
+    has_null = card["null_class"] is not None if "null_class" in card else rows == dataset.classes + 1
     classes = rows - int(has_null)
-    size = [size, size] if isinstance(size, int) else list(size or split.image_size)
+    size = [size, size] if isinstance(size, int) else list(size or dataset.image_size)
     made_for = {"channels": config.in_channels, "pixels": size, "classes": classes}
-    needed = {"channels": split.channels, "pixels": list(split.image_size), "classes": split.classes}
+    needed = {"channels": dataset.channels, "pixels": list(dataset.image_size), "classes": dataset.classes}
     wrong = [
         f"{made_for[what]} {what} (height, width)" if what == "pixels" else f"{made_for[what]} {what}"
         for what in made_for
@@ -142,8 +142,8 @@ def _check_unet(folder: Path, config: Any, split: Split, guidance: float) -> tup
     ]
     if wrong:
         raise UserError(
-            f"generator.weights: {folder} makes images of {', '.join(wrong)}, but the data set {split.name!r} has "
-            f"{split.channels} channels, {list(split.image_size)} pixels and {split.classes} classes; "
+            f"generator.weights: {folder} makes images of {', '.join(wrong)}, but the data set {dataset.name!r} has "
+            f"{dataset.channels} channels, {list(dataset.image_size)} pixels and {dataset.classes} classes; "
             "use weights that were trained on such images"
         )
     if guidance != 1 and not has_null:

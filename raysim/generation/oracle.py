@@ -6,7 +6,7 @@ import numpy as np
 
 from raysim.core import rng
 from raysim.core.errors import UserError
-from raysim.core.records import ByteArray, IntArray, Split, sha256
+from raysim.core.records import ByteArray, Dataset, IntArray, sha256
 
 __all__ = ["oracle"]
 
@@ -22,14 +22,14 @@ class oracle:
     Raises UserError without public images.
     """
 
-    def __init__(self, split: Split, device: str) -> None:  # noqa: ARG002 - a generator is given a device
-        if split.public_images is None or split.public_labels_N is None:
+    def __init__(self, dataset: Dataset, device: str) -> None:  # noqa: ARG002 - a generator is given a device
+        if dataset.public_images is None or dataset.public_labels_N is None:
             raise UserError(
                 "generator.name = oracle: no real images are held out from the clients; set data.public_frac, such as "
                 "data.public_frac=0.2"
             )
-        self.images, labels_N = split.public_images, split.public_labels_N
-        self.rows_by_class = [np.flatnonzero(labels_N == c) for c in range(split.classes)]
+        self.images, labels_N = dataset.public_images, dataset.public_labels_N
+        self.rows_by_class = [np.flatnonzero(labels_N == c) for c in range(dataset.classes)]
         self.pool_sha256 = sha256(self.images, labels_N)
 
     @staticmethod
@@ -39,11 +39,11 @@ class oracle:
         return (order << _INDEX_BITS) | (index % (1 << _INDEX_BITS))
 
     @staticmethod
-    def notes(split: Split, quota_KC: IntArray) -> list[str]:
+    def notes(dataset: Dataset, quota_KC: IntArray) -> list[str]:
         """Where clients asked for more images of a class than are held out."""
-        if split.public_labels_N is None:
+        if dataset.public_labels_N is None:
             return []
-        pool_C = np.bincount(split.public_labels_N, minlength=split.classes)
+        pool_C = np.bincount(dataset.public_labels_N, minlength=dataset.classes)
         over_KC = np.maximum(0, quota_KC - pool_C)
         if not over_KC.any():
             return []

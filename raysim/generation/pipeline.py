@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from raysim.core.errors import UserError
-from raysim.core.records import ByteArray, IntArray, Split
+from raysim.core.records import ByteArray, Dataset, IntArray
 from raysim.generation.sampling import LANES, check_labels, one_thread, to_uint8
 from raysim.generation.weights_folder import PICKLES, pickle_refusal, read_json
 
@@ -41,7 +41,7 @@ class pipeline:
 
     def __init__(
         self,
-        split: Split,
+        dataset: Dataset,
         device: str,
         *,
         folder: Annotated[str, Field(description="folder of `DiffusionPipeline.save_pretrained`, safetensors only")],
@@ -60,14 +60,14 @@ class pipeline:
         batch_size: Annotated[int, Field(ge=1, description="images at once of a UNet; a multiple of 16 is used")] = 16,
     ) -> None:
         self.folder, self.device = Path(folder).expanduser(), torch.device(device)
-        self.shape = (split.channels, *split.image_size)
+        self.shape = (dataset.channels, *dataset.image_size)
         self.steps, self.guidance, self.null_class = steps, float(guidance), null_class
         self.value_range = _check_range(value_range)
         self.batch_size = -(-batch_size // LANES) * LANES
         self.pipe = _load(self.folder)
         self.is_unet = not _takes_labels(self.pipe)
         rows = _class_rows(self.folder, self.pipe)
-        self.class_map = _check_map(class_map, split, rows)
+        self.class_map = _check_map(class_map, dataset, rows)
         self._check(rows)
         self.pipe.to(self.device, torch.float32)
         self.pipe.set_progress_bar_config(disable=True)
@@ -212,12 +212,13 @@ def _class_rows(folder: Path, pipe: Any) -> int:
     return rows
 
 
-def _check_map(class_map: list[int] | None, split: Split, rows: int) -> list[int]:
-    chosen = list(range(split.classes)) if class_map is None else class_map
-    if len(chosen) != split.classes or max(chosen) >= rows:
+def _check_map(class_map: list[int] | None, dataset: Dataset, rows: int) -> list[int]:
+    chosen = list(range(dataset.classes)) if class_map is None else class_map
+    if len(chosen) != dataset.classes or max(chosen) >= rows:
         given = "the same numbers" if class_map is None else class_map
         raise UserError(
-            f"generator.class_map = {given}: it must name, for each of the {split.classes} classes of {split.name!r}, "
+            f"generator.class_map = {given}: it must name, for each of the {dataset.classes} classes of "
+            f"{dataset.name!r}, "
             f"one of the pipeline's classes 0 to {rows - 1}"
         )
     return chosen

@@ -10,7 +10,7 @@ import diffusers
 import torch
 
 from raysim.core.errors import UserError
-from raysim.core.records import Split
+from raysim.core.records import Dataset
 from raysim.generation.pretrain_config import PretrainConfig
 from raysim.generation.pretrain_trainer import Trainer
 from raysim.generation.weights_folder import CARD, read_json, write_folder
@@ -21,7 +21,7 @@ PREVIEW = "preview"
 
 def pretrain(
     config: PretrainConfig,
-    split: Split,
+    dataset: Dataset,
     on_progress: Callable[[dict[str, Any]], None],
     on_preview: Callable[[Path, int], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -40,7 +40,7 @@ def pretrain(
     folder = Path(config.output).expanduser()
     if is_finished(folder, config):
         return folder
-    trainer = Trainer(config, split)
+    trainer = Trainer(config, dataset)
     trainer.resume(folder / CHECKPOINT)
     start, first, before_s = time.monotonic(), trainer.step, trainer.seconds
     while trainer.step < config.steps and (trainer.step == first or not _is_time_up(config, start)):
@@ -93,13 +93,13 @@ def is_finished(folder: Path, config: PretrainConfig) -> bool:
 
 
 def _card(trainer: Trainer) -> dict[str, Any]:
-    config, split = trainer.config, trainer.split
+    config, dataset = trainer.config, trainer.dataset
     return {
-        "data": {**config.data, "train_images": len(split.train_images)},
-        "channels": split.channels,
-        "image_size": list(split.image_size),
-        "classes": split.classes,
-        "class_names": list(split.class_names),
+        "data": {**config.data, "train_images": len(dataset.train_images)},
+        "channels": dataset.channels,
+        "image_size": list(dataset.image_size),
+        "classes": dataset.classes,
+        "class_names": list(dataset.class_names),
         "null_class": trainer.null_class,
         "parameters": sum(p.numel() for p in trainer.unet.parameters()),
         "config": config.model_dump(mode="json", exclude={"output", "device", "notes", "sampling", "tracking"}),

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from raysim.core import rng
 from raysim.core.errors import RunError, UserError
 from raysim.core.files import write_atomic
-from raysim.core.records import ByteArray, Split
+from raysim.core.records import ByteArray, Dataset
 from raysim.generation.pretrain_config import PretrainConfig
 from raysim.generation.weights_folder import build_unet
 
@@ -38,14 +38,14 @@ class Batch:
 class Trainer:
     """Network, running mean and optimiser of one training run, advanced one step at a time."""
 
-    def __init__(self, config: PretrainConfig, split: Split) -> None:
-        self.config, self.split = config, split
+    def __init__(self, config: PretrainConfig, dataset: Dataset) -> None:
+        self.config, self.dataset = config, dataset
         self.step, self.seconds = 0, 0.0
         self.losses: list[Tensor] = []
         self.device = device_of(config.device)
-        self.null_class = split.classes if config.label_dropout > 0 else None
-        self.flips = split.flips if config.flips == "auto" else config.flips
-        self.unet = build(config, split).to(self.device).train()
+        self.null_class = dataset.classes if config.label_dropout > 0 else None
+        self.flips = dataset.flips if config.flips == "auto" else config.flips
+        self.unet = build(config, dataset).to(self.device).train()
         self.average = {name: p.detach().clone() for name, p in self.unet.named_parameters()}
         self.optimizer = torch.optim.AdamW(self.unet.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=0.0)
         self.scheduler: Any = DDPMScheduler(
@@ -81,11 +81,11 @@ class Trainer:
 
     def draw(self, generator: torch.Generator) -> Batch:
         """A training batch: everything random in it comes from `generator`."""
-        size, images = self.config.batch_size, self.split.train_images
+        size, images = self.config.batch_size, self.dataset.train_images
         rows_B = torch.randint(len(images), (size,), generator=generator).numpy()
         flip_B = torch.rand(size, generator=generator) < (0.5 if self.flips else 0.0)
         drop_B = torch.rand(size, generator=generator) < self.config.label_dropout
-        labels_B = torch.from_numpy(self.split.train_labels_N[rows_B])
+        labels_B = torch.from_numpy(self.dataset.train_labels_N[rows_B])
         clean = to_range(images[rows_B])
         clean = torch.where(flip_B[:, None, None, None], clean.flip(3), clean)
         return self._noise(clean, labels_B.masked_fill(drop_B, self.null_class or 0), generator)
@@ -124,15 +124,18 @@ class Trainer:
 
     def averaged_unet(self) -> Any:
         """The network with the running mean of the weights."""
-        unet = build(self.config, self.split).to(self.device)
+        unet = build(self.config, self.dataset).to(self.device)
         unet.load_state_dict(self.average)
         return unet.eval().requires_grad_(False)
 
     def quality(self, batches: int = 16) -> dict[str, float]:
         """Mean denoising error of the averaged network on training and on test images, under the same noise."""
-        unet, split, size = self.averaged_unet(), self.split, self.config.batch_size
+        unet, dataset, size = self.averaged_unet(), self.dataset, self.config.batch_size
         error = {}
-        parts = {"train": (split.train_images, split.train_labels_N), "test": (split.test_images, split.test_labels_N)}
+        parts = {
+            "train": (dataset.train_images, dataset.train_labels_N),
+            "test": (dataset.test_images, dataset.test_labels_N),
+        }
         for part, (images, labels_N) in parts.items():
             losses = []
             for i in range(batches):
@@ -182,20 +185,20 @@ class Trainer:
             tensor.copy_(saved[name])
 
 
-def build(config: PretrainConfig, split: Split) -> Any:
+def build(config: PretrainConfig, dataset: Dataset) -> Any:
     """The network for these images, with initial weights that depend on the seed alone; UserError if it cannot fit."""
-    unet, (height, width) = config.unet, split.image_size
+    unet, (height, width) = config.unet, dataset.image_size
     factor = 2 ** (len(unet.channels) - 1)
     if height % factor or width % factor:
         raise UserError(
             f"unet.channels: {len(unet.channels)} resolutions halve the image {len(unet.channels) - 1} times, but "
-            f"{height} x {width} pixels of {split.name!r} cannot be divided by {factor}; give fewer widths"
+            f"{height} x {width} pixels of {dataset.name!r} cannot be divided by {factor}; give fewer widths"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.integer(config.seed, rng.PRETRAIN, 0))
-        rows = split.classes + (1 if config.label_dropout > 0 else 0)
+        rows = dataset.classes + (1 if config.label_dropout > 0 else 0)
         return build_unet(
-            split.channels, split.image_size, rows, unet.channels, unet.layers_per_block, unet.attention
+            dataset.channels, dataset.image_size, rows, unet.channels, unet.layers_per_block, unet.attention
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from raysim.core import rng
-from raysim.core.records import ByteArray, FloatArray, IntArray, Split
+from raysim.core.records import ByteArray, Dataset, FloatArray, IntArray
 from raysim.data.splits import choose
 from raysim.evaluation.accuracy import chunks, evaluate_chunks
 from raysim.models.architectures import cnn, linear
@@ -21,7 +21,9 @@ MOST_QUERIES = 1000  # images whose nearest neighbour is searched, of each kind
 _QUALITY = "quality"  # purpose of the random streams
 
 
-def measure(split: Split, images: ByteArray, labels_M: IntArray, seed: int = 0, device: str = "cpu") -> dict[str, Any]:
+def measure(
+    dataset: Dataset, images: ByteArray, labels_M: IntArray, seed: int = 0, device: str = "cpu"
+) -> dict[str, Any]:
     """Compare synthetic images with as many real ones of the same classes; plain data, fit for JSON.
 
     images: uint8 M x channels x height x width.  labels_M: their classes.  Two small CNNs are trained alike, one on the
@@ -32,18 +34,19 @@ def measure(split: Split, images: ByteArray, labels_M: IntArray, seed: int = 0, 
     the share of synthetic images that are nearer than all but 1 % of the test images: far above 0.01 means copies.
     Raises ValueError without images or without test images.
     """
-    if not len(images) or not len(split.test_labels_N):
-        raise ValueError(f"{len(images)} synthetic and {len(split.test_labels_N)} test images; some of both are needed")
-    counts_C = np.bincount(labels_M, minlength=split.classes)
-    real_C = np.minimum(counts_C, np.bincount(split.train_labels_N, minlength=split.classes))
-    rows = choose(split.train_labels_N, real_C, rng.stream(seed, _QUALITY, 0))
-    scale = ImageScale(split.mean, split.std, flip=split.flips)
-    from_synthetic = _fit(split, images, labels_M, scale, seed, device)
-    from_real = _fit(split, split.train_images[rows], split.train_labels_N[rows], scale, seed, device)
+    if not len(images) or not len(dataset.test_labels_N):
+        there = f"{len(images)} synthetic and {len(dataset.test_labels_N)} test images"
+        raise ValueError(f"{there}; some of both are needed")
+    counts_C = np.bincount(labels_M, minlength=dataset.classes)
+    real_C = np.minimum(counts_C, np.bincount(dataset.train_labels_N, minlength=dataset.classes))
+    rows = choose(dataset.train_labels_N, real_C, rng.stream(seed, _QUALITY, 0))
+    scale = ImageScale(dataset.mean, dataset.std, flip=dataset.flips)
+    from_synthetic = _fit(dataset, images, labels_M, scale, seed, device)
+    from_real = _fit(dataset, dataset.train_images[rows], dataset.train_labels_N[rows], scale, seed, device)
     synthetic_C, real_accuracy_C = (
-        _accuracy(m, split, scale, split.test_images, split.test_labels_N) for m in (from_synthetic, from_real)
+        _accuracy(m, dataset, scale, dataset.test_images, dataset.test_labels_N) for m in (from_synthetic, from_real)
     )
-    recognised_C = _accuracy(from_real, split, scale, images, labels_M)
+    recognised_C = _accuracy(from_real, dataset, scale, images, labels_M)
     return {
         "images": len(images),
         "real_images": len(rows),
@@ -53,17 +56,17 @@ def measure(split: Split, images: ByteArray, labels_M: IntArray, seed: int = 0, 
             "recognised": _rates(recognised_C),
         },
         "recognised": _overall(recognised_C),
-        "distance": _distances(split, images, seed),
-        "class_names": list(split.class_names),
+        "distance": _distances(dataset, images, seed),
+        "class_names": list(dataset.class_names),
     }
 
 
 def _fit(
-    split: Split, images: ByteArray, labels_M: IntArray, scale: ImageScale, seed: int, device: str
+    dataset: Dataset, images: ByteArray, labels_M: IntArray, scale: ImageScale, seed: int, device: str
 ) -> FlatModel:
     """A small CNN (a linear model for images of less than 4 pixels) after STEPS steps on these images."""
-    architecture = cnn if min(split.image_size) >= 4 else linear
-    model = FlatModel(build_model(architecture, split.channels, split.image_size, split.classes, seed), device)
+    architecture = cnn if min(dataset.image_size) >= 4 else linear
+    model = FlatModel(build_model(architecture, dataset.channels, dataset.image_size, dataset.classes, seed), device)
     optimizer = torch.optim.AdamW(model.module.parameters(), lr=LR, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     draw = rng.stream(seed, _QUALITY, 1)
@@ -79,9 +82,9 @@ def _fit(
     return model
 
 
-def _accuracy(model: FlatModel, split: Split, scale: ImageScale, images: ByteArray, labels_N: IntArray) -> IntArray:
+def _accuracy(model: FlatModel, dataset: Dataset, scale: ImageScale, images: ByteArray, labels_N: IntArray) -> IntArray:
     """Right answers and images per class: 2 x C."""
-    results = evaluate_chunks(model, images, labels_N, split.classes, scale, range(chunks(len(images))))
+    results = evaluate_chunks(model, images, labels_N, dataset.classes, scale, range(chunks(len(images))))
     return np.stack([np.sum([r.correct_C for r in results], axis=0), np.sum([r.total_C for r in results], axis=0)])
 
 
@@ -93,12 +96,12 @@ def _rates(counts_2C: IntArray) -> list[float | None]:
     return [round(right / total, 4) if total else None for right, total in counts_2C.T.tolist()]
 
 
-def _distances(split: Split, images: ByteArray, seed: int) -> dict[str, float]:
+def _distances(dataset: Dataset, images: ByteArray, seed: int) -> dict[str, float]:
     draw = rng.stream(seed, _QUALITY, 2)
     near: dict[str, FloatArray] = {}
-    for kind, queries in (("synthetic", images), ("real", split.test_images)):
+    for kind, queries in (("synthetic", images), ("real", dataset.test_images)):
         rows = draw.choice(len(queries), min(len(queries), MOST_QUERIES), replace=False)
-        near[kind] = nearest(queries[rows], split.train_images)
+        near[kind] = nearest(queries[rows], dataset.train_images)
     return {
         "synthetic_to_train": round(float(np.median(near["synthetic"])), 4),
         "test_to_train": round(float(np.median(near["real"])), 4),

@@ -49,7 +49,7 @@ def plugin(kind: str, section: Section) -> Plugin:
 
 def build_parts(config: Config, prepared: Prepared) -> Parts:
     """Build what can refuse its parameters, the data or the cohort, before anything starts."""
-    if not len(prepared.split.test_labels_N):
+    if not len(prepared.dataset.test_labels_N):
         raise UserError(
             f"data.name = {config.data.name}: there is no test image, so no accuracy could be measured; add a test "
             f"split ({_TEST_SPLITS}), or raise data.test_fraction where there is none"
@@ -82,10 +82,10 @@ def _build_parts(config: Config, prepared: Prepared) -> Parts:
     if "oui" in rule.needs:
         from raysim.aggregation.oui import find_activation
 
-        channels, size = prepared.split.channels, prepared.split.image_size
+        channels, size = prepared.dataset.channels, prepared.dataset.image_size
         find_activation(model.module, torch.zeros(1, channels, *size), config.aggregation.params.get("layers"))
     if prepared.quota_KC.any():
-        plugin("generator", config.generator).build(prepared.split, "cpu")
+        plugin("generator", config.generator).build(prepared.dataset, "cpu")
     return parts
 
 
@@ -133,22 +133,23 @@ def measures(section: AggregationSection, rule: Any) -> dict[str, dict[str, Any]
 
 def initial_model(config: Config, prepared: Prepared) -> FlatModel:
     """The global model before round 1, a function of the model's configuration, the data's shape and the seed."""
-    split = prepared.split
+    dataset = prepared.dataset
     build = plugin("model", config.model).build
-    return FlatModel(build_model(build, split.channels, split.image_size, split.classes, config.seed))
+    return FlatModel(build_model(build, dataset.channels, dataset.image_size, dataset.classes, config.seed))
 
 
 def _check_logits(model: FlatModel, prepared: Prepared, name: str) -> None:
     """Refuse a model of the user's own that does not give a number for each class."""
-    split = prepared.split
+    dataset = prepared.dataset
     model.module.eval()
     with torch.inference_mode():
-        logits = model.module(torch.zeros(2, split.channels, *split.image_size))
+        logits = model.module(torch.zeros(2, dataset.channels, *dataset.image_size))
     model.module.train()
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if shape != (2, split.classes):
+    if shape != (2, dataset.classes):
         raise UserError(
-            f"model.name = {name}: for 2 images it returns {shape}, not (2, {split.classes}), a number for each class; "
+            f"model.name = {name}: for 2 images it returns {shape}, not (2, {dataset.classes}), "
+            "a number for each class; "
             "it is built with the channels, the (height, width) and the number of classes of the data"
         )
 

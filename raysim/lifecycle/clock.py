@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass
-class Profile:
+class PhaseClock:
     """The clock of a run.
 
     seconds: by phase, none of which is part of another.  workers: how busy each was during the rounds.

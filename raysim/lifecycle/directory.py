@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from raysim.config.schema import Config
 from raysim.core.errors import UserError
-from raysim.core.persistent import lasting
+from raysim.core.persistent import persistent_path
 from raysim.core.records import ClientRows, IntArray, MetricRows, Partition
 from raysim.lifecycle import checkpoint
 
@@ -32,7 +32,7 @@ class RunDirectory:
     def create(cls, config: Config, name: str) -> "RunDirectory":
         """A new folder in `output.dir`, named after the configuration and the time."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        path = lasting(config.output.dir) / f"{name}-{stamp}-{uuid.uuid4().hex[:4]}"
+        path = persistent_path(config.output.dir) / f"{name}-{stamp}-{uuid.uuid4().hex[:4]}"
         try:
             (path / "figures").mkdir(parents=True)
         except OSError as error:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from raysim.core.records import Split, Synthetic
+from raysim.core.records import Dataset, Synthetic
 from raysim.federation.synthesis import sample_of
 from raysim.lifecycle.directory import RunDirectory
 
@@ -13,25 +13,26 @@ MOST_IMAGES = 2000  # enough for two digits of every rate
 
 
 def measure_run(
-    split: Split, synthetic: Synthetic, seed: int, directory: RunDirectory, display: "Display"
+    dataset: Dataset, synthetic: Synthetic, seed: int, directory: RunDirectory, display: "Display"
 ) -> dict[str, Any] | None:
     """Write quality.json and figures/real_and_synthetic.png, print the table; None where a run has nothing to measure.
 
     At most MOST_IMAGES of the run's images are looked at, spread evenly over clients and classes; the real images that
     they are compared with are of the same classes in the same numbers.
     """
-    if not synthetic.refs or not len(split.test_labels_N):
+    if not synthetic.refs or not len(dataset.test_labels_N):
         return None
     from raysim.generation.quality import measure, table
     from raysim.ui import plots
 
     images, labels_M = sample_of(synthetic, MOST_IMAGES)
     display.line(f"quality: two classifiers are trained to judge {len(images):,} of the images, a minute or more ...")
-    quality = measure(split, images, labels_M, seed)
+    quality = measure(dataset, images, labels_M, seed)
     directory.write_json("quality.json", quality)
-    if split.channels in (1, 3):
-        real = split.train_images, split.train_labels_N
-        plots.comparison_grid(real, (images, labels_M), split.class_names, directory.figures / "real_and_synthetic.png")
+    if dataset.channels in (1, 3):
+        real = dataset.train_images, dataset.train_labels_N
+        path = directory.figures / "real_and_synthetic.png"
+        plots.comparison_grid(real, (images, labels_M), dataset.class_names, path)
     for line in table(quality):
         display.line(line)
     return quality

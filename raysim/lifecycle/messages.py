@@ -5,7 +5,7 @@ from typing import Any
 
 from raysim.allocation.policies import fedeas, full
 from raysim.config.schema import Config
-from raysim.core.persistent import lasting_folder
+from raysim.core.persistent import persistent_folder
 from raysim.core.records import Synthetic
 from raysim.engine.object_store import capacity_bytes
 from raysim.engine.placement import Placement
@@ -17,7 +17,7 @@ def say_plan(display: Display, config: Config, prepared: Prepared) -> None:
     """The data, the clients and the images asked for, in a line or two before anything starts."""
     sizes_K, quota = prepared.partition.sizes_K, int(prepared.quota_KC.sum())
     display.line(
-        f"{prepared.split.name}: {len(prepared.split.train_labels_N):,} training images; {config.partition.name}: "
+        f"{prepared.dataset.name}: {len(prepared.dataset.train_labels_N):,} training images; {config.partition.name}: "
         f"{prepared.partition.clients:,} clients of {sizes_K.min():,} to {sizes_K.max():,}; "
         f"{config.allocation.name}: {quota:,} synthetic images"
     )
@@ -36,15 +36,15 @@ def say_start(display: Display, placement: Placement | None, directory: Path) ->
     """What is about to start, where that is known; and where the results go, if not to the working directory."""
     if placement:
         display.line(f"to start: {placement}")
-    if lasting_folder() != Path.cwd():
+    if persistent_folder() != Path.cwd():
         display.line(f"note: Ray deletes this job's working directory; results go to {directory}")
 
 
 def store_note(prepared: Prepared, synthetic: Synthetic) -> list[str]:
     """A warning, once, where the shared arrays are larger than the memory kept for them."""
-    split = prepared.split
-    images = int(synthetic.quota_KC.sum()) * split.image_bytes
-    needed, capacity = split.train_images.nbytes + split.test_images.nbytes + images, capacity_bytes()
+    dataset = prepared.dataset
+    images = int(synthetic.quota_KC.sum()) * dataset.image_bytes
+    needed, capacity = dataset.train_images.nbytes + dataset.test_images.nbytes + images, capacity_bytes()
     if needed <= capacity:
         return []
     return [

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from raysim.config.plugin_guard import ask_policy, blaming, checked_partition, checked_split
+from raysim.config.plugin_guard import ask_policy, blaming, checked_dataset, checked_partition
 from raysim.config.registry import resolve
 from raysim.config.schema import MODIFIERS, PLUGIN_SECTIONS, Config
 from raysim.core import rng
 from raysim.core.errors import UserError
 from raysim.core.host import physical_bytes
-from raysim.core.records import IntArray, Partition, Split
+from raysim.core.records import Dataset, IntArray, Partition
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Prepared:
     notes: what there is to say about how the data were read.
     """
 
-    split: Split
+    dataset: Dataset
     partition: Partition
     quota_KC: IntArray
     notes: list[str] = field(default_factory=list)
 
 
-def load_split(config: Config, notes: list[str] | None = None) -> Split:
+def load_dataset(config: Config, notes: list[str] | None = None) -> Dataset:
     """The configured data set, public images set apart, cut to the configured numbers of samples.
 
     notes: gets what there is to say about the cache of decoded images.
@@ -37,21 +37,21 @@ def load_split(config: Config, notes: list[str] | None = None) -> Split:
 
     name = config.data.name
     with blaming({"data.name": name}), decoded_cache(config.output.cache, [] if notes is None else notes):
-        split: Split = resolve("data", name)(**config.data.params)
-    split = checked_split(split, name) if ":" in name else split
-    return subset(hold_out(split, config.data.public_frac), config.data.train_samples, config.data.test_samples)
+        dataset: Dataset = resolve("data", name)(**config.data.params)
+    dataset = checked_dataset(dataset, name) if ":" in name else dataset
+    return subset(hold_out(dataset, config.data.public_frac), config.data.train_samples, config.data.test_samples)
 
 
-def make_partition(config: Config, split: Split) -> Partition:
+def make_partition(config: Config, dataset: Dataset) -> Partition:
     """Who owns which training sample, modifiers applied; a function of the data, the configuration and the seed."""
     section = config.partition
     draw = rng.stream(config.seed, rng.PARTITION) if section.stream == "raysim" else _numpy_stream(config)
-    kind, samples = resolve("partition", section.name), len(split.train_labels_N)
+    kind, samples = resolve("partition", section.name), len(dataset.train_labels_N)
     with blaming({"partition.name": section.name}):
-        partition: Partition = kind(split.train_labels_N, split.classes, draw, **section.params)
+        partition: Partition = kind(dataset.train_labels_N, dataset.classes, draw, **section.params)
     if ":" in section.name:
         shared = getattr(kind, "replacement", False) is True
-        partition = checked_partition(partition, samples, split.classes, section.name, shared)
+        partition = checked_partition(partition, samples, dataset.classes, section.name, shared)
     for i, key in enumerate(MODIFIERS):
         params = getattr(section, key)
         if params is not None:
@@ -86,28 +86,28 @@ def named(config: Config) -> dict[str, str]:
     return {f"{section}.name": getattr(config, section).name for section in PLUGIN_SECTIONS}
 
 
-def prepare(config: Config, split: Split | None = None) -> Prepared:
+def prepare(config: Config, dataset: Dataset | None = None) -> Prepared:
     """Load the data (unless given), deal it out, work out the quota.  Raises UserError for what cannot work."""
     notes: list[str] = []
-    split = split or load_split(config, notes)
-    partition = make_partition(config, split)
+    dataset = dataset or load_dataset(config, notes)
+    partition = make_partition(config, dataset)
     if isinstance(config.clients_per_round, int) and config.clients_per_round > partition.clients:
         raise UserError(
             f"clients_per_round = {config.clients_per_round}: there are only {partition.clients} clients; "
             f"use at most {partition.clients}, or a fraction such as 1.0"
         )
     quota_KC = make_quota(config, partition)
-    _check_memory(int(quota_KC.sum()), split)
-    return Prepared(split, partition, quota_KC, notes)
+    _check_memory(int(quota_KC.sum()), dataset)
+    return Prepared(dataset, partition, quota_KC, notes)
 
 
-def _check_memory(images: int, split: Split) -> None:
+def _check_memory(images: int, dataset: Dataset) -> None:
     """Refuse images that this machine could never hold; they pass through its memory once."""
-    height, width = split.image_size
-    needed, there = images * split.image_bytes, physical_bytes()
+    height, width = dataset.image_size
+    needed, there = images * dataset.image_bytes, physical_bytes()
     if needed > there:
         raise UserError(
-            f"allocation: it asks for {images:,} images of {split.channels} x {height} x {width} bytes, "
+            f"allocation: it asks for {images:,} images of {dataset.channels} x {height} x {width} bytes, "
             f"{needed / 1e9:,.0f} GB in all, and this machine has {there / 1e9:,.0f} GB of memory; ask for a smaller "
             "budget (`raysim plan` shows what each takes)"
         )

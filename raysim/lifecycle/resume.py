@@ -8,7 +8,7 @@ import yaml
 
 from raysim.config.schema import Config
 from raysim.core.errors import UserError
-from raysim.core.persistent import lasting
+from raysim.core.persistent import persistent_path
 from raysim.lifecycle import checkpoint
 from raysim.lifecycle.directory import RunDirectory
 
@@ -20,7 +20,7 @@ def find(config: Config, name: str, say: Callable[[str], object] = lambda _: Non
 
     Raises UserError where there is none; if the newest run of the same name differs, the message says in which keys.
     """
-    root = lasting(config.output.dir)
+    root = persistent_path(config.output.dir)
     found = checkpoint.find_runs(root, config.hash(), say)
     if found:
         newest = RunDirectory(found[0])

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any
 from raysim.config.plugin_guard import blaming
 from raysim.config.schema import Config
 from raysim.core.errors import RunError, UserError
-from raysim.core.records import Split, Synthetic
+from raysim.core.records import Dataset, Synthetic
 from raysim.core.signals import Signals
-from raysim.engine.background_start import RayStart
+from raysim.engine.background_start import BackgroundStart
 from raysim.engine.liveness import cause_of
 from raysim.engine.session import Session, placement_before_start
-from raysim.federation.server import Assessment, Server, ServerState
+from raysim.federation.server import Evaluator, Server, ServerState
 from raysim.federation.synthesis import synthesise
 from raysim.lifecycle import resume, state_io
 from raysim.lifecycle import summary as results
 from raysim.lifecycle.build import Parts, Source, build_parts, plugin, read_config, worker_setup
 from raysim.lifecycle.checkpoint import CheckpointError
-from raysim.lifecycle.clock import Profile
+from raysim.lifecycle.clock import PhaseClock
 from raysim.lifecycle.directory import RunDirectory
 from raysim.lifecycle.image_quality import measure_run
 from raysim.lifecycle.messages import say_plan, say_start, store_note, totals, tracked
 from raysim.lifecycle.prepare import Prepared, named, prepare
 from raysim.lifecycle.summary import Result
-from raysim.lifecycle.worker_data import Equipment
+from raysim.lifecycle.worker_data import WorkerData
 from raysim.tracking.process import start_tracker
 from raysim.tracking.tracker import NullTracker, Status, check_uri
 from raysim.ui.display import Display
@@ -42,22 +42,22 @@ def run(
     *,
     resume: bool = False,
     session: Session | None = None,
-    split: Split | None = None,
+    dataset: Dataset | None = None,
     **keys: Any,
 ) -> Result:
     """Run a configuration: a YAML file, a mapping, or a Config.
 
     overrides: dotted keys as on the command line (`allocation.beta=8`).  keys: top-level keys, such as rounds=5.
     resume: go on with the newest run of this configuration, from its last checkpoint, to the same result.
-    session, split: an open Ray session and a loaded data set, for runs that follow one another.
+    session, dataset: an open Ray session and a loaded data set, for runs that follow one another.
     Raises ConfigError or UserError, before Ray starts, for input that cannot work, and RunError for a run that failed.
     """
-    with Display() as display, Signals() as signals, RayStart(signals, session) as start:
+    with Display() as display, Signals() as signals, BackgroundStart(signals, session) as start:
         config = read_config(source, overrides, keys)
         name = "run" if isinstance(source, Mapping | Config) else Path(source).stem
         for note in config.notes:
             display.line(f"note: {note}")
-        return _Run.begin(config, name, display, signals, start, resume, split).to_the_end()
+        return _Run.begin(config, name, display, signals, start, resume, dataset).to_the_end()
 
 
 @dataclass
@@ -67,14 +67,14 @@ class _Run:
     config: Config
     display: Display
     signals: Signals
-    start: RayStart
+    start: BackgroundStart
     directory: RunDirectory
     identity: dict[str, Any]
     prepared: Prepared
     parts: Parts
-    equipment: Equipment
+    worker_data: WorkerData
     tracker: NullTracker
-    profile: Profile
+    clock: PhaseClock
     resumed: bool
     notes: list[str] = field(default_factory=list)
     state: ServerState | None = None
@@ -82,17 +82,17 @@ class _Run:
 
     @classmethod
     def begin(
-        cls, config: Config, name: str, display: Display, signals: Signals, start: RayStart, resumed: bool,
-        split: Split | None,
+        cls, config: Config, name: str, display: Display, signals: Signals, start: BackgroundStart, resumed: bool,
+        dataset: Dataset | None,
     ) -> "_Run":
         """Everything that can be refused is refused here, before Ray starts; it starts while MLflow does."""
-        profile = Profile()
+        clock = PhaseClock()
         check_uri(config.tracking.uri)
         placement = placement_before_start(config.resources)
         earlier = resume.find(config, name, display.line) if resumed else None
-        prepared = prepare(config, split)
+        prepared = prepare(config, dataset)
         parts = build_parts(config, prepared)
-        equipment = Equipment(worker_setup(config, parts.rule), prepared.split, prepared.partition)
+        worker_data = WorkerData(worker_setup(config, parts.rule), prepared.dataset, prepared.partition)
         say_plan(display, config, prepared)
         identity = {"config_hash": config.hash(), "partition_sha256": prepared.partition.sha256(), "name": name}
         before = earlier.read_json("run.json") if earlier else {**identity, "mlflow_run_id": ""}
@@ -101,7 +101,7 @@ class _Run:
         identity["mlflow_run_id"] = before["mlflow_run_id"]
         directory = earlier or RunDirectory.create(config, name)
         if not (earlier and resume.is_finished(earlier, config.rounds)):
-            start.begin(config.resources, equipment.give)
+            start.begin(config.resources, worker_data.give)
         try:
             directory.write_json("run.json", identity)
             if not earlier:
@@ -115,9 +115,9 @@ class _Run:
                 shutil.rmtree(directory.path, ignore_errors=True)
             raise
         say_start(display, placement, directory.path)
-        profile.seconds["prepare"] = profile.so_far()
-        shared = config, display, signals, start, directory, identity, prepared, parts, equipment, tracker
-        return cls(*shared, profile, resumed)
+        clock.seconds["prepare"] = clock.so_far()
+        shared = config, display, signals, start, directory, identity, prepared, parts, worker_data, tracker
+        return cls(*shared, clock, resumed)
 
     def to_the_end(self) -> Result:
         """Both phases; whatever happens, the run directory and the tracker say how it ended."""
@@ -170,7 +170,7 @@ class _Run:
     def _with_session(self) -> Result:
         session = None
         try:
-            with self.profile.timed("start"):
+            with self.clock.timed("start"):
                 session = self.start.session(self.config.resources)
                 self.signals.listen()
                 self.signals.check()
@@ -189,12 +189,12 @@ class _Run:
 
     def _phases(self, session: Session, pool: "Pool") -> Result:
         config, parts = self.config, self.parts
-        self.equipment.give(pool)
-        prepared = self.prepared = replace(self.prepared, split=self.equipment.split)
-        with self.profile.timed("generate"):
+        self.worker_data.give(pool)
+        prepared = self.prepared = replace(self.prepared, dataset=self.worker_data.dataset)
+        with self.clock.timed("generate"):
             self.display.phase("images")
             synthetic = synthesise(
-                pool, plugin("generator", config.generator), prepared.split, prepared.quota_KC, config.seed,
+                pool, plugin("generator", config.generator), prepared.dataset, prepared.quota_KC, config.seed,
                 config.output.cache, self.display,
             )
         self.notes += [*prepared.notes, *synthetic.notes, *store_note(prepared, synthetic)]
@@ -202,14 +202,14 @@ class _Run:
             self.display.line(f"note: {note}")
         server = Server(
             config, pool, prepared.partition, synthetic, parts.algorithm, parts.rule, parts.optimiser,
-            Assessment.of(config, pool, prepared.partition, prepared.split),
+            Evaluator.of(config, pool, prepared.partition, prepared.dataset),
         )
         state = self._rounds(server)
         if pool.lost:
             again = f"their unfinished work was done again ({pool.lost_s:.1f} s of it)"
             self.notes.append(f"{pool.lost} workers were lost and replaced; {again}")
-        self.profile.seconds.update(server.seconds)
-        self.profile.workers = pool.usage.workers()
+        self.clock.seconds.update(server.seconds)
+        self.clock.workers = pool.usage.workers()
         if self.start.alone:
             session.discard_pool()  # what is left to do needs memory, but no worker
         return self._finish(state, synthetic)
@@ -239,7 +239,7 @@ class _Run:
             row, left = state.rows[-1], self.config.rounds - state.round
             shown = {k: v for k, v in row.items() if k in ("accuracy", "loss", "train_loss")}
             self.display.round(state.round, self.config.rounds, shown, pace * left)
-            with self.profile.timed("track"), self.signals.held():
+            with self.clock.timed("track"), self.signals.held():
                 self.tracker.log_round(state.round, tracked(row))
                 self._remember_run_id()
             if state.round % self.config.output.checkpoint_every == 0 or not left:
@@ -256,7 +256,7 @@ class _Run:
         if self.state is None:
             return
         try:
-            with self.profile.timed("checkpoint"):
+            with self.clock.timed("checkpoint"):
                 state_io.save(self.directory.checkpoints, self.state, self.config.output.keep_checkpoints)
         except CheckpointError as error:
             self.notes.append(str(error))
@@ -269,9 +269,9 @@ class _Run:
         metrics, clients = directory.write_metrics(state.rows, state.client_rows)
         quality = None
         if self.config.output.quality:
-            with self.profile.timed("quality"):
-                quality = measure_run(self.prepared.split, synthetic, self.config.seed, directory, self.display)
-        with self.profile.timed("track"), self.signals.held():
+            with self.clock.timed("quality"):
+                quality = measure_run(self.prepared.dataset, synthetic, self.config.seed, directory, self.display)
+        with self.clock.timed("track"), self.signals.held():
             results.figures(directory, self.prepared, metrics, clients, synthetic)
             for path in sorted(directory.figures.glob("*.png")):
                 tracker.log_figure(path)
@@ -279,8 +279,8 @@ class _Run:
                 if (directory.path / name).exists():
                     tracker.log_artifact(directory.path / name)
             tracker.log_model_state(model_path)
-        self.profile.seconds["total"] = self.profile.so_far()
-        summary = results.summarise(self.config, self.prepared, metrics, synthetic, self.profile) | {
+        self.clock.seconds["total"] = self.clock.so_far()
+        summary = results.summarise(self.config, self.prepared, metrics, synthetic, self.clock) | {
             "status": "FINISHED",
             "model_sha256": model_sha256,
             "quality": quality,

@@ -20,7 +20,7 @@ def save(directory: "Path", state: ServerState, keep: int) -> None:
     """Write everything that the rounds after this one depend on.  Raises CheckpointError; older ones stay intact."""
     model = state.model
     arrays: Arrays = {"params": model.params_P, "buffers": model.buffers_F, "counters": model.counters}
-    arrays.update({f"extra/{name}": v for name, v in model.extra.items()})
+    arrays.update({f"extra/{name}": v for name, v in model.broadcast_vectors.items()})
     arrays.update({f"optimiser/{name}": v for name, v in state.optimiser.items()})
     for client, ref in state.client_states.items():
         arrays.update({f"client/{client}/{name}": v for name, v in get(ref).items()})

@@ -11,7 +11,7 @@ from raysim.allocation.imbalance import normalised_entropy_K
 from raysim.config.schema import Config
 from raysim.core.records import Synthetic
 from raysim.evaluation import per_client
-from raysim.lifecycle.clock import Profile
+from raysim.lifecycle.clock import PhaseClock
 from raysim.lifecycle.directory import RunDirectory
 from raysim.lifecycle.prepare import Prepared
 
@@ -40,15 +40,15 @@ def figures(
     """Accuracy over rounds, real and synthetic counts, example images, OUIs: PNG files in figures/."""
     from raysim.ui import oui_plots, plots
 
-    folder, split = directory.figures, prepared.split
+    folder, dataset = directory.figures, prepared.dataset
     plots.accuracy_curve(metrics, folder / "accuracy.png")
     if prepared.partition.drawn is None:
         plots.client_counts(
-            prepared.partition.counts_KC, synthetic.quota_KC, split.class_names, folder / "client_counts.png"
+            prepared.partition.counts_KC, synthetic.quota_KC, dataset.class_names, folder / "client_counts.png"
         )
     if synthetic.examples is not None:
         images, labels = synthetic.examples
-        plots.image_grid(images, labels, split.class_names, folder / "synthetic.png")
+        plots.image_grid(images, labels, dataset.class_names, folder / "synthetic.png")
     oui_plots.oui_figures(clients, metrics, folder)
 
 
@@ -85,27 +85,27 @@ def accuracy_over_clients(metrics: "pd.DataFrame") -> dict[str, float]:
 
 def accuracy_by_client(metrics: "pd.DataFrame", prepared: Prepared) -> list[float | None] | None:
     """Final accuracy of each client by its id, on its own mix of classes; null as a whole where not measured."""
-    by_class = accuracy_by_class(metrics, prepared.split.classes)
+    by_class = accuracy_by_class(metrics, prepared.dataset.classes)
     if by_class is None:
         return None
     accuracy_C = np.array([np.nan if a is None else a for a in by_class])
-    a_K = per_client.by_client(per_client.class_counts(prepared.partition, prepared.split), accuracy_C)
+    a_K = per_client.by_client(per_client.class_counts(prepared.partition, prepared.dataset), accuracy_C)
     return [None if np.isnan(a) else float(a) for a in a_K]
 
 
 def summarise(
-    config: Config, prepared: Prepared, metrics: "pd.DataFrame", synthetic: Synthetic, profile: Profile
+    config: Config, prepared: Prepared, metrics: "pd.DataFrame", synthetic: Synthetic, clock: PhaseClock
 ) -> dict[str, Any]:
     """The content of summary.json, but for what only the run itself knows.
 
     Lists with an entry a client are empty for a partition that is drawn client by client.
     """
-    partition, C = prepared.partition, prepared.split.classes
+    partition, C = prepared.partition, prepared.dataset.classes
     counts_KC = partition.counts_KC if partition.drawn is None else np.empty((0, C), dtype=np.int64)
     return {
         **accuracy_summary(metrics),
         **accuracy_over_clients(metrics),
-        "accuracy_by_class": accuracy_by_class(metrics, prepared.split.classes),
+        "accuracy_by_class": accuracy_by_class(metrics, prepared.dataset.classes),
         "client_accuracy_K": accuracy_by_client(metrics, prepared),
         "rounds": len(metrics),
         "clients": partition.clients,
@@ -116,12 +116,12 @@ def summarise(
         "images_per_s": synthetic.made / synthetic.seconds if synthetic.seconds else None,
         "sizes_K": partition.sizes_K.tolist() if partition.drawn is None else [],
         "entropy_K": normalised_entropy_K(counts_KC).tolist(),
-        "seconds": {phase: round(value, 3) for phase, value in profile.seconds.items()},
-        "workers": profile.workers,
+        "seconds": {phase: round(value, 3) for phase, value in clock.seconds.items()},
+        "workers": clock.workers,
         "synthetic_sha256": synthetic.sha256,
         "partition_sha256": partition.sha256(),
         "config_hash": config.hash(),
-        "dataset": prepared.split.name,
+        "dataset": prepared.dataset.name,
         "policy": config.allocation.name,
         "rule": config.aggregation.name,
         "seed": config.seed,

@@ -38,7 +38,7 @@ class adamw(sgd):
         from torch.optim import AdamW
 
         betas = self.beta1, self.beta2
-        job.kept["optimiser"] = AdamW(
+        job.scratch["optimiser"] = AdamW(
             [job.model.params_P], lr=job.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay
         )
 
@@ -46,5 +46,5 @@ class adamw(sgd):
         """One AdamW step on the flat parameters."""
         self.clip_gradient(job)
         job.model.params_P.grad = job.model.grad_P
-        job.kept["optimiser"].step()
+        job.scratch["optimiser"].step()
         job.model.params_P.grad = None

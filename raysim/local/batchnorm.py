@@ -17,13 +17,13 @@ from raysim.models.flat_model import FlatModel
 _FLOATS, _INTEGERS = "own_buffers", "own_counters"  # in a client's state, beside its algorithm's own
 
 
-def put_by(model: FlatModel) -> dict[str, Tensor]:
+def save_to(model: FlatModel) -> dict[str, Tensor]:
     """Copies of the buffers, as entries of the client's state."""
     return {_FLOATS: model.buffers_F.clone(), _INTEGERS: model.counters.clone()}
 
 
-def take_up(model: FlatModel, state: dict[str, Any]) -> None:
-    """Take the entries of `put_by`, if there are any, out of a client's state and into the model."""
+def restore_from(model: FlatModel, state: dict[str, Any]) -> None:
+    """Take the entries of `save_to`, if there are any, out of a client's state and into the model."""
     if _FLOATS in state:
         model.buffers_F.copy_(state.pop(_FLOATS))
         model.counters.copy_(state.pop(_INTEGERS))

@@ -47,24 +47,24 @@ class feddyn(sgd):
         """g_k of the client's last participation."""
         import torch
 
-        job.kept["g_k"] = torch.zeros_like(job.start_P) if job.state is None else job.state["g_k"]
+        job.scratch["g_k"] = torch.zeros_like(job.start_P) if job.state is None else job.state["g_k"]
 
     def after_backward(self, job: "Job") -> None:
         """gradient - g_k + alpha (w - w_t)"""
         if self.alpha:
             drift_P = job.model.params_P.detach() - job.start_P
-            job.model.grad_P.sub_(job.kept["g_k"]).add_(drift_P, alpha=self.alpha)
+            job.model.grad_P.sub_(job.scratch["g_k"]).add_(drift_P, alpha=self.alpha)
 
     def finish(self, job: "Job") -> "dict[str, Tensor]":
         """g_k - alpha (w_k - w_t) is the client's state; the drift w_k - w_t is what the server sums."""
-        job.kept["drift"] = job.model.params_P.detach() - job.start_P
-        return {"g_k": job.kept["g_k"] - self.alpha * job.kept["drift"]}
+        job.scratch["drift"] = job.model.params_P.detach() - job.start_P
+        return {"g_k": job.scratch["g_k"] - self.alpha * job.scratch["drift"]}
 
     def server_update(
-        self, extra: "dict[str, FloatArray]", sums: "dict[str, FloatArray]", update_P: "FloatArray"
+        self, broadcast_vectors: "dict[str, FloatArray]", sums: "dict[str, FloatArray]", update_P: "FloatArray"
     ) -> "tuple[dict[str, FloatArray], FloatArray]":
         """h - (alpha / K) sum (w_k - w_t), and mean w_k - w_t - h / alpha"""
         if not self.alpha:
-            return extra, update_P
-        h_P = extra["h"] - self.alpha * sums["drift"]
+            return broadcast_vectors, update_P
+        h_P = broadcast_vectors["h"] - self.alpha * sums["drift"]
         return {"h": h_P}, update_P - h_P / self.alpha

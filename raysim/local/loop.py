@@ -71,10 +71,10 @@ class Job:
     round: int
     client: int
     n: int
-    extra: dict[str, Tensor] = field(default_factory=dict)
+    broadcast_vectors: dict[str, Tensor] = field(default_factory=dict)
     state: dict[str, Tensor] | None = None
     steps: int = 0
-    kept: dict[str, Any] = field(default_factory=dict)
+    scratch: dict[str, Any] = field(default_factory=dict)
 
 
 class LocalAlgorithm(Protocol):
@@ -96,7 +96,7 @@ class LocalAlgorithm(Protocol):
     def finish(self, job: Job) -> dict[str, Tensor] | None: ...
     def effective_steps(self, job: Job) -> float: ...
     def server_update(
-        self, extra: dict[str, FloatArray], sums: dict[str, FloatArray], update_P: FloatArray
+        self, broadcast_vectors: dict[str, FloatArray], sums: dict[str, FloatArray], update_P: FloatArray
     ) -> tuple[dict[str, FloatArray], FloatArray]: ...
 
 

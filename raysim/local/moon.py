@@ -43,8 +43,8 @@ class moon(sgd):
     def start(self, job: "Job") -> None:
         """Load the global model and the client's previous one into two frozen copies, which the worker keeps."""
         if self.mu and job.state is not None:
-            job.kept["global"] = job.model.frozen("global", job.model.snapshot())
-            job.kept["previous"] = job.model.frozen("previous", job.state)
+            job.scratch["global"] = job.model.frozen("global", job.model.snapshot())
+            job.scratch["previous"] = job.model.frozen("previous", job.state)
 
     def loss(self, job: "Job", x: "Tensor", y_B: "Tensor") -> "Tensor":
         """l_sup + mu l_con of a batch."""
@@ -56,7 +56,7 @@ class moon(sgd):
         module: Any = job.model.module
         z = module.features(x)
         with torch.no_grad():
-            z_glob, z_prev = job.kept["global"].features(x), job.kept["previous"].features(x)
+            z_glob, z_prev = job.scratch["global"].features(x), job.scratch["previous"].features(x)
         supervised: Tensor = cross_entropy(module.classifier(z), y_B)
         return supervised + self.mu * contrastive(z, z_glob, z_prev, self.tau)
 

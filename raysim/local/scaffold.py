@@ -54,22 +54,22 @@ class scaffold(sgd):
         """c_k of the client's last participation, and the correction c - c_k of this round."""
         import torch
 
-        c_P = job.extra["c"]
-        job.kept["c_k"] = torch.zeros_like(c_P) if job.state is None else job.state["c_k"]
-        job.kept["correction"] = c_P - job.kept["c_k"]
+        c_P = job.broadcast_vectors["c"]
+        job.scratch["c_k"] = torch.zeros_like(c_P) if job.state is None else job.state["c_k"]
+        job.scratch["correction"] = c_P - job.scratch["c_k"]
 
     def after_backward(self, job: "Job") -> None:
         """g - c_k + c"""
-        job.model.grad_P.add_(job.kept["correction"])
+        job.model.grad_P.add_(job.scratch["correction"])
 
     def finish(self, job: "Job") -> "dict[str, Tensor]":
         """c_k+ is the client's state; its change goes to the server."""
         moved_P = job.start_P - job.model.params_P.detach()
-        job.kept["c_change"] = moved_P / (self.effective_steps(job) * job.lr) - job.extra["c"]
-        return {"c_k": job.kept["c_k"] + job.kept["c_change"]}
+        job.scratch["c_change"] = moved_P / (self.effective_steps(job) * job.lr) - job.broadcast_vectors["c"]
+        return {"c_k": job.scratch["c_k"] + job.scratch["c_change"]}
 
     def server_update(
-        self, extra: "dict[str, FloatArray]", sums: "dict[str, FloatArray]", update_P: "FloatArray"
+        self, broadcast_vectors: "dict[str, FloatArray]", sums: "dict[str, FloatArray]", update_P: "FloatArray"
     ) -> "tuple[dict[str, FloatArray], FloatArray]":
         """c + (1 / K) sum (c_k+ - c_k)"""
-        return {"c": extra["c"] + sums["c_change"]}, update_P
+        return {"c": broadcast_vectors["c"] + sums["c_change"]}, update_P

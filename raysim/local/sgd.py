@@ -77,7 +77,7 @@ class sgd:
         """One SGD step on the flat parameters."""
         grad_P = job.model.grad_P
         self.clip_gradient(job)
-        velocity_P = job.kept.setdefault("velocity", grad_P.new_zeros(len(grad_P))) if self.momentum else grad_P
+        velocity_P = job.scratch.setdefault("velocity", grad_P.new_zeros(len(grad_P))) if self.momentum else grad_P
         self.descend(job.model.params_P, grad_P, velocity_P, job.lr)
 
     def descend(self, params: "Tensor", grad: "Tensor", velocity: "Tensor", lr: float) -> None:
@@ -110,8 +110,8 @@ class sgd:
         return tau + rho * a if self.nesterov else a
 
     def server_update(
-        self, extra: "dict[str, FloatArray]", sums: "dict[str, FloatArray]", update_P: "FloatArray"
+        self, broadcast_vectors: "dict[str, FloatArray]", sums: "dict[str, FloatArray]", update_P: "FloatArray"
     ) -> "tuple[dict[str, FloatArray], FloatArray]":
         """(next round's `broadcast` vectors, the update for the server optimiser), from this round's sums (P each)."""
         del sums
-        return extra, update_P
+        return broadcast_vectors, update_P

@@ -18,7 +18,7 @@ from typing import Any
 
 from raysim import __version__
 from raysim.core.errors import UserError
-from raysim.core.persistent import lasting_folder
+from raysim.core.persistent import persistent_folder
 
 VALUE_CHARACTERS = 1000  # of a parameter or tag; MLflow's own limits are 6,000 and 8,000
 DATABASES = ("postgresql", "mysql", "mssql")
@@ -36,7 +36,7 @@ def check_uri(uri: str) -> str:
     if uri == "auto":
         uri = os.environ.get("MLFLOW_TRACKING_URI", "")
         key = "tracking.uri: auto, and MLFLOW_TRACKING_URI" if uri else key
-        uri = uri or f"sqlite:///{lasting_folder() / 'mlflow.db'}"
+        uri = uri or f"sqlite:///{persistent_folder() / 'mlflow.db'}"
     scheme = uri.split(":", 1)[0].lower() if re.match(r"[A-Za-z][\w+.-]+:", uri) else ""
     if uri == "none" or scheme in ("http", "https") or scheme.split("+")[0] in DATABASES:
         return uri

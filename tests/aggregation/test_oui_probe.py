@@ -6,7 +6,7 @@ import torch
 
 from raysim.aggregation.oui import measure_oui, measure_oui_by_layer
 from raysim.aggregation.oui_probe import Probe
-from raysim.core.records import Split
+from raysim.core.records import Dataset
 from raysim.local.loop import ClientData
 from raysim.models import architectures
 from raysim.models.flat_model import FlatModel, ImageScale
@@ -20,7 +20,7 @@ def images(n):
 
 
 TRAIN = images(60)
-SPLIT = Split("tiny", TRAIN, np.zeros(60, np.int64), TRAIN, np.zeros(60, np.int64), ("a",), (0.5,), (0.25,))
+SPLIT = Dataset("tiny", TRAIN, np.zeros(60, np.int64), TRAIN, np.zeros(60, np.int64), ("a",), (0.5,), (0.25,))
 
 
 def network(seed):

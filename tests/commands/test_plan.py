@@ -19,7 +19,7 @@ from raysim.commands.plan.table import print_plan, size
 from raysim.config.schema import load_config
 from raysim.core.errors import ConfigError, UserError
 from raysim.data.partitions import dirichlet
-from raysim.lifecycle.prepare import load_split, prepare
+from raysim.lifecycle.prepare import load_dataset, prepare
 
 COUNTS = Path(__file__).parents[2] / "experiments" / "cifar10_counts.yaml"
 SMALL = {
@@ -229,8 +229,8 @@ def call(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
 def test_the_table_fits_100_columns_and_says_which_totals_are_matched(capsys):
     result = planned("partition.clients=5", seeds="0-3")
     speed = Speed(0.5, 2, "time: reckoned")
-    split = load_split(load_config({**SMALL, "data": {"name": "digits"}}, (), LIGHT))
-    wide = type(result)(**{**vars(result), "speed": speed, "split": split, "counts_KC": result.counts_KC * 100_000})
+    dataset = load_dataset(load_config({**SMALL, "data": {"name": "digits"}}, (), LIGHT))
+    wide = type(result)(**{**vars(result), "speed": speed, "split": dataset, "counts_KC": result.counts_KC * 100_000})
     for shown in (result, wide):
         print_plan(shown)
         out = capsys.readouterr().out
@@ -305,11 +305,11 @@ def test_a_plan_of_counts_loads_no_torch_ray_or_mlflow_and_takes_under_3_seconds
 def test_the_generator_is_timed_on_its_own_data_and_else_the_reason_is_given():
     keys = {"rounds": 1, "data": {"name": "digits"}, "generator": {"name": "ddpm", "steps": 2, "batch_size": 16}}
     config = load_config(keys)
-    split = prepare(config).split
-    speed = measure(config, split)
+    dataset = prepare(config).dataset
+    speed = measure(config, dataset)
     assert speed.images_per_s is not None and speed.images_per_s > 0
     assert speed.seconds(100) == pytest.approx(100 / (speed.images_per_s * speed.lanes))
-    missing = measure(load_config({**keys, "generator": {"name": "ddpm", "weights": "nowhere/at/all"}}), split)
+    missing = measure(load_config({**keys, "generator": {"name": "ddpm", "weights": "nowhere/at/all"}}), dataset)
     assert missing.images_per_s is None and missing.seconds(5) is None and "nowhere/at/all" in missing.note
     counted = plan(SMALL)
     assert counted.speed is not None and "has no images" in counted.speed.note

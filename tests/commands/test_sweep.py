@@ -17,7 +17,7 @@ from raysim.commands.sweep.grid import read_sweep
 from raysim.commands.sweep.sweep import sweep
 from raysim.config.schema import load_config
 from raysim.core.errors import ConfigError, RayLost, RunError, UserError
-from raysim.core.records import Split
+from raysim.core.records import Dataset
 from raysim.core.signals import Interrupted
 from raysim.data import datasets
 from raysim.lifecycle.runner import run
@@ -140,7 +140,7 @@ def test_a_sweep_runs_once_then_skips_and_tabulates_over_seeds(tmp_path, small, 
     loads: list[str] = []
     original = datasets.digits
 
-    def digits(*, test_fraction: float = 0.2, split_seed: int = 0) -> Split:
+    def digits(*, test_fraction: float = 0.2, split_seed: int = 0) -> Dataset:
         loads.append("digits")
         return original(test_fraction=test_fraction, split_seed=split_seed)
 

@@ -11,10 +11,10 @@ import pytest
 from raysim import cli
 from raysim.allocation import policies
 from raysim.commands.plan.plan import plan
-from raysim.config.plugin_guard import ask_policy, checked_images, checked_partition, checked_split
+from raysim.config.plugin_guard import ask_policy, checked_dataset, checked_images, checked_partition
 from raysim.config.schema import load_config
 from raysim.core.errors import RunError, UserError
-from raysim.lifecycle.prepare import load_split, make_partition, prepare
+from raysim.lifecycle.prepare import load_dataset, make_partition, prepare
 
 LIGHT = ("data", "partition", "allocation")
 BASE = {"rounds": 1, "data": {"name": "digits", "train_samples": 100}, "partition": {"name": "iid", "clients": 4}}
@@ -148,28 +148,28 @@ def test_data_and_partitions_of_the_users_own_are_checked(mine):
 
 
 def test_every_part_of_a_data_set_is_checked():
-    split = load_split(load_config({"rounds": 1, "data": {"name": "digits"}}, (), LIGHT))
-    as_int32 = checked_split(replace(split, train_labels_N=split.train_labels_N.astype(np.int32)), "mine:data")
+    dataset = load_dataset(load_config({"rounds": 1, "data": {"name": "digits"}}, (), LIGHT))
+    as_int32 = checked_dataset(replace(dataset, train_labels_N=dataset.train_labels_N.astype(np.int32)), "mine:data")
     assert as_int32.train_labels_N.dtype == np.int64
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"train_images": split.train_images / 255}, "train_images of float64"),
-        ({"test_images": split.test_images[:, 0]}, "test_images of uint8 of 3 dimensions"),
-        ({"train_labels_N": split.train_labels_N[1:]}, "train_labels_N that are not one whole number for each"),
-        ({"test_labels_N": split.test_labels_N + 1}, "test_labels_N of 1 to 10; the 10 class_names allow 0 to 9"),
-        ({"test_images": split.test_images[..., 1:]}, "test images of another size"),
+        ({"train_images": dataset.train_images / 255}, "train_images of float64"),
+        ({"test_images": dataset.test_images[:, 0]}, "test_images of uint8 of 3 dimensions"),
+        ({"train_labels_N": dataset.train_labels_N[1:]}, "train_labels_N that are not one whole number for each"),
+        ({"test_labels_N": dataset.test_labels_N + 1}, "test_labels_N of 1 to 10; the 10 class_names allow 0 to 9"),
+        ({"test_images": dataset.test_images[..., 1:]}, "test images of another size"),
         ({"mean": (0.5, 0.5)}, "not one number for each channel"),
     ]
     for changes, said in wrong:
         with pytest.raises(UserError, match=r"data\.name = mine:data: it returned") as caught:
-            checked_split(replace(split, **changes), "mine:data")
+            checked_dataset(replace(dataset, **changes), "mine:data")
         assert said in str(caught.value)
     with pytest.raises(UserError, match="a dict; a data set must return"):
-        checked_split({}, "mine:data")
+        checked_dataset({}, "mine:data")
 
 
 def test_every_part_of_a_partition_is_checked():
     config = load_config(BASE, (), LIGHT)
-    good = make_partition(config, load_split(config))
+    good = make_partition(config, load_dataset(config))
     assert checked_partition(good, 100, 10, "mine:deal", shared=False).sha256() == good.sha256()
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"indices": good.indices + 1}, "rows 1 to 100; the training split has 0 to 99"),

@@ -52,9 +52,9 @@ def test_large_and_small_weights_in_one_ratio_give_the_same_parts(weights, facto
     weights[0] += 1
     parts = largest_remainder(weights, total)
     assert parts.tolist() == largest_remainder(weights * factor * 1000, total).tolist()
-    shares = [int(w) * total for w in weights]
-    order = sorted(range(len(shares)), key=lambda i: (-(shares[i] % int(weights.sum())), i))
-    expected = [share // int(weights.sum()) for share in shares]
+    sum_weights = [int(w) * total for w in weights]
+    order = sorted(range(len(sum_weights)), key=lambda i: (-(sum_weights[i] % int(weights.sum())), i))
+    expected = [share // int(weights.sum()) for share in sum_weights]
     for i in order[: total - sum(expected)]:
         expected[i] += 1
     assert parts.tolist() == expected

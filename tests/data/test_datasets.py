@@ -20,23 +20,24 @@ def pictures(count: int, shape: tuple[int, ...] = (6, 5, 3), seed: int = 0) -> n
 
 def test_digits_are_the_1797_images_in_a_fixed_balanced_split():
     """174..183 images a class; round(0.2 * n) is 35..37 of each, and the rest trains."""
-    split = digits()
-    assert split.train_images.shape == (len(split.train_labels_N), 1, 8, 8)
-    assert len(split.train_labels_N) + len(split.test_labels_N) == 1797
-    test_C, train_C = np.bincount(split.test_labels_N), np.bincount(split.train_labels_N)
+    dataset = digits()
+    assert dataset.train_images.shape == (len(dataset.train_labels_N), 1, 8, 8)
+    assert len(dataset.train_labels_N) + len(dataset.test_labels_N) == 1797
+    test_C, train_C = np.bincount(dataset.test_labels_N), np.bincount(dataset.train_labels_N)
     assert test_C.tolist() == np.rint(0.2 * (test_C + train_C)).astype(int).tolist()
-    assert split.train_images.dtype == np.uint8 and split.train_images.max() == 255 and split.train_images.min() == 0
-    assert split.train_labels_N.dtype == np.int64
-    assert split.class_names == tuple("0123456789") and not split.flips
-    assert (digits().test_images == split.test_images).all()
-    assert not np.array_equal(digits(split_seed=1).test_images, split.test_images)
+    images = dataset.train_images
+    assert images.dtype == np.uint8 and images.max() == 255 and images.min() == 0
+    assert dataset.train_labels_N.dtype == np.int64
+    assert dataset.class_names == tuple("0123456789") and not dataset.flips
+    assert (digits().test_images == dataset.test_images).all()
+    assert not np.array_equal(digits(split_seed=1).test_images, dataset.test_images)
 
 
 def test_digits_train_and_test_together_are_the_whole_data_set():
     from sklearn.datasets import load_digits
 
-    split = digits()
-    both = np.concatenate([split.train_images, split.test_images]).reshape(1797, 64)
+    dataset = digits()
+    both = np.concatenate([dataset.train_images, dataset.test_images]).reshape(1797, 64)
     original = np.rint(load_digits().images * 255 / 16).reshape(1797, 64).astype(np.uint8)
     assert sorted(map(bytes, both)) == sorted(map(bytes, original))
 
@@ -64,15 +65,15 @@ def test_the_statistics_of_odd_and_even_numbers_of_pixels_are_those_of_all_of_th
 
 
 def test_a_subset_is_balanced_exact_and_the_same_every_time():
-    split = labels(counts=[50, 100, 350])
-    part = subset(split, 100, None)
+    dataset = labels(counts=[50, 100, 350])
+    part = subset(dataset, 100, None)
     assert np.bincount(part.train_labels_N).tolist() == [11, 20, 69]  # 1 + 97 * (49, 99, 349) / 497
     real = subset(digits(), 103, 31)
     assert len(real.train_labels_N) == 103 and len(real.test_labels_N) == 31
     assert set(np.bincount(real.train_labels_N)) <= {10, 11}
     assert (subset(digits(), 103, 31).train_images == real.train_images).all()
     assert real.mean != digits().mean
-    assert subset(split, None, None) is split
+    assert subset(dataset, None, None) is dataset
 
 
 def test_a_subset_keeps_at_least_one_image_of_each_class():
@@ -91,9 +92,9 @@ def test_a_subset_of_impossible_size_is_refused_by_name(samples):
 
 
 def test_labels_alone_take_no_image_memory():
-    split = labels(counts={"classes": 10, "per_class": 5000})
-    assert len(split.train_labels_N) == 50_000 and split.classes == 10
-    assert split.train_images.nbytes == 0 and len(split.train_images) == 50_000 and len(split.test_labels_N) == 0
+    dataset = labels(counts={"classes": 10, "per_class": 5000})
+    assert len(dataset.train_labels_N) == 50_000 and dataset.classes == 10
+    assert dataset.train_images.nbytes == 0 and len(dataset.train_images) == 50_000 and len(dataset.test_labels_N) == 0
 
 
 @pytest.mark.parametrize("counts", [[], [5, 0], {"classes": 3}, {"classes": 0, "per_class": 5}])
@@ -123,10 +124,10 @@ def test_mnist_files_are_read_through_torchvision(tmp_path, name, folder):
     for prefix, part in (("train", slice(0, 10)), ("t10k", slice(10, 20))):
         write_idx(tmp_path / folder / f"raw/{prefix}-images-idx3-ubyte", images[part])
         write_idx(tmp_path / folder / f"raw/{prefix}-labels-idx1-ubyte", values[part])
-    split = getattr(datasets, name)(root=str(tmp_path))
-    assert (split.train_images == images[:10, None]).all() and (split.test_images == images[10:, None]).all()
-    assert split.train_labels_N.tolist() == list(range(10)) and split.classes == 10
-    assert split.flips == (name == "fashion_mnist")
+    dataset = getattr(datasets, name)(root=str(tmp_path))
+    assert (dataset.train_images == images[:10, None]).all() and (dataset.test_images == images[10:, None]).all()
+    assert dataset.train_labels_N.tolist() == list(range(10)) and dataset.classes == 10
+    assert dataset.flips == (name == "fashion_mnist")
 
 
 def test_emnist_letters_start_at_0_and_stand_upright(tmp_path):
@@ -134,10 +135,10 @@ def test_emnist_letters_start_at_0_and_stand_upright(tmp_path):
     for part in ("train", "test"):
         write_idx(tmp_path / f"EMNIST/raw/emnist-letters-{part}-images-idx3-ubyte", images)
         write_idx(tmp_path / f"EMNIST/raw/emnist-letters-{part}-labels-idx1-ubyte", values)
-    split = datasets.emnist(root=str(tmp_path), split="letters")
-    assert split.train_labels_N.tolist() == list(range(26))
-    assert split.class_names[0] == "a" and split.class_names[-1] == "z"
-    assert (split.train_images[:, 0] == images.transpose(0, 2, 1)).all() and not split.flips
+    dataset = datasets.emnist(root=str(tmp_path), dataset="letters")
+    assert dataset.train_labels_N.tolist() == list(range(26))
+    assert dataset.class_names[0] == "a" and dataset.class_names[-1] == "z"
+    assert (dataset.train_images[:, 0] == images.transpose(0, 2, 1)).all() and not dataset.flips
 
 
 def test_cifar_batches_are_read_through_torchvision(tmp_path, monkeypatch):
@@ -153,9 +154,9 @@ def test_cifar_batches_are_read_through_torchvision(tmp_path, monkeypatch):
         rows = images[10 * i : 10 * i + 10].reshape(10, -1)
         (root / name).write_bytes(pickle.dumps({"data": rows, "labels": list(range(10))}))
     (root / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"class{c}" for c in range(10)]}))
-    split = datasets.cifar10(root=str(tmp_path))
-    assert (split.train_images == images[:50]).all() and (split.test_images == images[50:]).all()
-    assert split.class_names[3] == "class3" and split.flips
+    dataset = datasets.cifar10(root=str(tmp_path))
+    assert (dataset.train_images == images[:50]).all() and (dataset.test_images == images[50:]).all()
+    assert dataset.class_names[3] == "class3" and dataset.flips
 
 
 def test_svhn_files_are_read_through_torchvision(tmp_path, monkeypatch):
@@ -168,9 +169,9 @@ def test_svhn_files_are_read_through_torchvision(tmp_path, monkeypatch):
     for name, part in (("train", slice(0, 10)), ("test", slice(10, 20))):
         stored = np.where(values[part] == 0, 10, values[part])[:, None]
         savemat(tmp_path / f"{name}_32x32.mat", {"X": images[part].transpose(2, 3, 1, 0), "y": stored})
-    split = datasets.svhn(root=str(tmp_path))
-    assert (split.train_images == images[:10]).all() and (split.test_images == images[10:]).all()
-    assert split.train_labels_N.tolist() == values[:10].tolist() and not split.flips
+    dataset = datasets.svhn(root=str(tmp_path))
+    assert (dataset.train_images == images[:10]).all() and (dataset.test_images == images[10:]).all()
+    assert dataset.train_labels_N.tolist() == values[:10].tolist() and not dataset.flips
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist", "fashion_mnist", "emnist", "svhn"])

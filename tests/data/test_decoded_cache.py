@@ -13,9 +13,9 @@ from PIL import Image, features
 from test_files import encode, pictures, write_parquet
 
 from raysim.config.schema import load_config
-from raysim.core.records import Split
+from raysim.core.records import Dataset
 from raysim.data import decoded_cache, files, parquet
-from raysim.lifecycle.prepare import load_split
+from raysim.lifecycle.prepare import load_dataset
 
 
 @pytest.fixture
@@ -30,19 +30,19 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def read(data: Path, cache: Path | None, name: str = "parquet") -> tuple[Split, list[str]]:
+def read(data: Path, cache: Path | None, name: str = "parquet") -> tuple[Dataset, list[str]]:
     """(the split, what there is to say), as a run with this cache reads it."""
     notes: list[str] = []
     output = {"cache": None if cache is None else str(cache)}
     config = load_config({"rounds": 1, "data": {"name": name, "path": str(data)}, "output": output})
-    return load_split(config, notes), notes
+    return load_dataset(config, notes), notes
 
 
 def kept(cache: Path) -> list[Path]:
     return sorted(cache.glob("decoded/*"))
 
 
-def equal(a: Split, b: Split) -> bool:
+def equal(a: Dataset, b: Dataset) -> bool:
     return np.array_equal(a.train_images, b.train_images) and np.array_equal(a.test_images, b.test_images)
 
 
@@ -115,15 +115,15 @@ def test_a_full_disk_costs_the_cache_alone_and_is_said(data: Path, tmp_path: Pat
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        split, notes = read(data, tmp_path / "cache")
+        dataset, notes = read(data, tmp_path / "cache")
     assert len(notes) == 2 and "could not be kept" in notes[0] and "No space left on device" in notes[0]
-    assert kept(tmp_path / "cache") == [] and equal(split, read(data, None)[0])
+    assert kept(tmp_path / "cache") == [] and equal(dataset, read(data, None)[0])
 
 
 def test_a_cache_that_cannot_be_a_folder_is_said_and_done_without(data: Path, tmp_path: Path):
     (tmp_path / "cache").write_text("a file")
-    split, notes = read(data, tmp_path / "cache")
-    assert len(notes) == 2 and "could not be kept" in notes[0] and split.train_images.shape == (12, 3, 6, 5)
+    dataset, notes = read(data, tmp_path / "cache")
+    assert len(notes) == 2 and "could not be kept" in notes[0] and dataset.train_images.shape == (12, 3, 6, 5)
 
 
 def test_without_a_cache_nothing_is_kept_and_neither_are_small_data_sets(

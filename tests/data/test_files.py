@@ -45,20 +45,21 @@ def test_parquet_folders_keep_the_official_test_split(tmp_path, image, label, as
     write_parquet(tmp_path / "train-00000-of-00002.parquet", blobs[:6], values[:6], **keys)
     write_parquet(tmp_path / "train-00001-of-00002.parquet", blobs[6:9], values[6:9], **keys)
     write_parquet(tmp_path / "test-00000-of-00001.parquet", blobs[9:], values[9:], **keys)
-    split = parquet(path=str(tmp_path))
-    assert (split.train_images == pixels[:9].transpose(0, 3, 1, 2)).all()
-    assert (split.test_images == pixels[9:].transpose(0, 3, 1, 2)).all()
-    assert split.train_labels_N.tolist() == values[:9] and split.test_labels_N.tolist() == values[9:]
-    assert split.train_labels_N.dtype == np.int64 and split.flips and split.image_size == (6, 5)
+    dataset = parquet(path=str(tmp_path))
+    assert (dataset.train_images == pixels[:9].transpose(0, 3, 1, 2)).all()
+    assert (dataset.test_images == pixels[9:].transpose(0, 3, 1, 2)).all()
+    assert dataset.train_labels_N.tolist() == values[:9] and dataset.test_labels_N.tolist() == values[9:]
+    assert dataset.train_labels_N.dtype == np.int64 and dataset.flips and dataset.image_size == (6, 5)
 
 
 def test_one_parquet_file_is_split_by_class_and_names_come_from_the_hub(tmp_path):
     """Ten images of each of two classes, a fifth set apart: two of each."""
     blobs = [encode(p) for p in pictures(20, (4, 4))]
     write_parquet(tmp_path / "all.parquet", blobs, [0, 1] * 10, names=["cat", "dog"], label_type=pa.int8())
-    split = parquet(path=str(tmp_path / "all.parquet"), flips=False)
-    assert np.bincount(split.train_labels_N).tolist() == [8, 8] and np.bincount(split.test_labels_N).tolist() == [2, 2]
-    assert split.class_names == ("cat", "dog") and split.channels == 1 and not split.flips
+    dataset = parquet(path=str(tmp_path / "all.parquet"), flips=False)
+    assert np.bincount(dataset.train_labels_N).tolist() == [8, 8]
+    assert np.bincount(dataset.test_labels_N).tolist() == [2, 2]
+    assert dataset.class_names == ("cat", "dog") and dataset.channels == 1 and not dataset.flips
 
 
 def test_jpeg_and_data_subfolders_are_read_and_grey_beside_colour_becomes_colour(tmp_path):
@@ -69,10 +70,10 @@ def test_jpeg_and_data_subfolders_are_read_and_grey_beside_colour_becomes_colour
     with pytest.raises(UserError, match="training images are 3 x 8 x 8 and test images 1 x 8 x 8"):
         parquet(path=str(tmp_path))
     write_parquet(tmp_path / "data/test-0.parquet", [encode(colour)], [1])
-    split = parquet(path=str(tmp_path))
-    assert split.train_images.shape == (2, 3, 8, 8)
-    assert (split.train_images[0, 0] == split.train_images[0, 2]).all()
-    assert (split.train_images[1] == colour.transpose(2, 0, 1)).all()
+    dataset = parquet(path=str(tmp_path))
+    assert dataset.train_images.shape == (2, 3, 8, 8)
+    assert (dataset.train_images[0, 0] == dataset.train_images[0, 2]).all()
+    assert (dataset.train_images[1] == colour.transpose(2, 0, 1)).all()
 
 
 @pytest.mark.parametrize(
@@ -157,23 +158,23 @@ def test_an_image_folder_with_train_and_test(tmp_path):
     write_folder(tmp_path / "train", {"dog": 3, "ant": 2})
     write_folder(tmp_path / "test", {"dog": 1}, seed=9)
     (tmp_path / "train/dog/notes.txt").write_text("not an image")
-    split = image_folder(path=str(tmp_path))
-    assert split.class_names == ("ant", "dog")
-    assert split.train_labels_N.tolist() == [0, 0, 1, 1, 1] and split.test_labels_N.tolist() == [1]
-    assert (split.test_images[0] == pictures(1, (5, 4, 3), 9)[0].transpose(2, 0, 1)).all()
+    dataset = image_folder(path=str(tmp_path))
+    assert dataset.class_names == ("ant", "dog")
+    assert dataset.train_labels_N.tolist() == [0, 0, 1, 1, 1] and dataset.test_labels_N.tolist() == [1]
+    assert (dataset.test_images[0] == pictures(1, (5, 4, 3), 9)[0].transpose(2, 0, 1)).all()
 
 
 def test_an_image_folder_of_classes_is_split_by_class(tmp_path):
     write_folder(tmp_path, {"a": 10, "b": 5}, shape=(4, 4))
-    split = image_folder(path=str(tmp_path), test_fraction=0.4)
-    assert np.bincount(split.test_labels_N).tolist() == [4, 2] and split.channels == 1
+    dataset = image_folder(path=str(tmp_path), test_fraction=0.4)
+    assert np.bincount(dataset.test_labels_N).tolist() == [4, 2] and dataset.channels == 1
 
 
 def test_a_class_of_one_image_keeps_it_for_training(tmp_path):
     """round(0.9 * 1) = 1 would leave class a without a training image; it is capped at n - 1 = 0."""
     write_folder(tmp_path, {"a": 1, "b": 10}, shape=(4, 4))
-    split = image_folder(path=str(tmp_path), test_fraction=0.9)
-    assert np.bincount(split.train_labels_N).tolist() == [1, 1]
+    dataset = image_folder(path=str(tmp_path), test_fraction=0.9)
+    assert np.bincount(dataset.train_labels_N).tolist() == [1, 1]
 
 
 def test_bad_image_folders_are_refused(tmp_path):
@@ -200,11 +201,12 @@ def test_npz_layouts_are_recognised(tmp_path, layout):
     images = pictures(6, {"grey": (4, 7), "last": (4, 7, 3), "first": (3, 4, 7)}[layout])
     values = np.array([[0], [1], [0], [1], [0], [1]], dtype=np.uint8)
     np.savez(tmp_path / "d.npz", train_images=images, train_labels=values, test_images=images, test_labels=values[:, 0])
-    split = npz(path=str(tmp_path / "d.npz"))
+    dataset = npz(path=str(tmp_path / "d.npz"))
     if layout != "first":
         images = np.moveaxis(images, 3, 1) if layout == "last" else images[:, None]
-    assert (split.train_images == images).all() and split.train_images.shape[2:] == (4, 7)
-    assert split.test_labels_N.tolist() == [0, 1] * 3 and split.test_labels_N.dtype == np.int64 and not split.flips
+    assert (dataset.train_images == images).all() and dataset.train_images.shape[2:] == (4, 7)
+    assert dataset.test_labels_N.tolist() == [0, 1] * 3 and dataset.test_labels_N.dtype == np.int64
+    assert not dataset.flips
 
 
 @pytest.mark.parametrize(

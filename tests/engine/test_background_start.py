@@ -12,7 +12,7 @@ from raysim.config.schema import Resources
 from raysim.core.errors import RunError
 from raysim.core.signals import Interrupted, Signals
 from raysim.engine import background_start
-from raysim.engine.background_start import RayStart
+from raysim.engine.background_start import BackgroundStart
 from raysim.engine.session import Session
 
 steps: list[tuple[str, str]] = []
@@ -58,7 +58,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Slow]]:
 
 
 def test_the_driver_goes_on_while_ray_starts_and_one_thread_starts_and_ends_it(slow: type[Slow]):
-    with RayStart(Signals()) as start:
+    with BackgroundStart(Signals()) as start:
         start.begin(Resources(), equip)
         assert steps == []
         assert isinstance(start.session(Resources()), Slow)
@@ -68,14 +68,14 @@ def test_the_driver_goes_on_while_ray_starts_and_one_thread_starts_and_ends_it(s
 
 
 def test_without_a_beginning_the_main_thread_starts_it_when_it_is_asked_for(slow: type[Slow]):
-    with RayStart(Signals()) as start:
+    with BackgroundStart(Signals()) as start:
         start.session(Resources())
     main = threading.main_thread().name
     assert steps == [("started", main), ("ended", main)]
 
 
 def test_a_run_that_is_refused_meanwhile_waits_for_ray_and_ends_it(slow: type[Slow]):
-    with pytest.raises(ValueError, match="refused"), RayStart(Signals()) as start:
+    with pytest.raises(ValueError, match="refused"), BackgroundStart(Signals()) as start:
         start.begin(Resources(), equip)
         raise ValueError("refused")
     assert [step for step, _ in steps] == ["started", "pool", "equipped", "ended"]
@@ -86,7 +86,7 @@ def test_a_signal_meanwhile_interrupts_the_driver_and_ray_is_ended_though_a_seco
     slow: type[Slow], number: signal.Signals
 ):
     again = threading.Timer(0.1, os.kill, (os.getpid(), number))
-    with pytest.raises(Interrupted, match=number.name), Signals() as signals, RayStart(signals) as start:
+    with pytest.raises(Interrupted, match=number.name), Signals() as signals, BackgroundStart(signals) as start:
         start.begin(Resources(), equip)
         again.start()
         os.kill(os.getpid(), number)
@@ -98,7 +98,7 @@ def test_a_signal_meanwhile_interrupts_the_driver_and_ray_is_ended_though_a_seco
 
 def test_a_ray_that_does_not_start_is_reported_when_it_is_asked_for(slow: type[Slow], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Slow, "fails", True)
-    with RayStart(Signals()) as start:
+    with BackgroundStart(Signals()) as start:
         start.begin(Resources(), equip)
         with pytest.raises(RunError, match="no memory left"):
             start.session(Resources())
@@ -106,7 +106,7 @@ def test_a_ray_that_does_not_start_is_reported_when_it_is_asked_for(slow: type[S
 
 
 def test_a_session_that_is_given_is_used_and_stays_open(session: Session):
-    with RayStart(Signals(), session) as start:
+    with BackgroundStart(Signals(), session) as start:
         start.begin(Resources(), equip)
         assert start.session(Resources()) is session
     assert session.pool(Resources(workers=1)).members

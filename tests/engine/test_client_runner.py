@@ -11,11 +11,11 @@ import torch
 from raysim import Result
 from raysim.config.update_options import Update
 from raysim.core.errors import DivergenceError
-from raysim.core.records import ClientReport, ClientTask, ModelState, Partition, Split
-from raysim.engine.client_runner import LocalTraining
+from raysim.core.records import ClientReport, ClientTask, Dataset, ModelState, Partition
+from raysim.engine.client_runner import ClientRunner
 from raysim.engine.messages import Failure, Plugin, WorkerSetup
 from raysim.engine.rounds import Round
-from raysim.local.batched.on_gpu import StackedBatch
+from raysim.local.batched.on_gpu import VmapTrainer
 
 Run = Callable[..., Result]
 LINEAR: tuple[str, dict[str, Any]] = ("linear", {})
@@ -32,7 +32,7 @@ def one_thread() -> Iterator[None]:
 
 def training(
     lr: float = 0.1, wrong_label_of: int | None = None, model: tuple[str, dict[str, Any]] = LINEAR, **setup: Any
-) -> LocalTraining:
+) -> ClientRunner:
     """Six clients of ten to fifteen samples of 8 x 8 pixels."""
     draw = np.random.default_rng(0)
     sizes = np.arange(10, 16)
@@ -40,14 +40,14 @@ def training(
     images, labels_N = draw.integers(0, 256, (sizes.sum(), 1, 8, 8), np.uint8), draw.integers(0, 10, sizes.sum())
     if wrong_label_of is not None:
         labels_N[offsets_K1[wrong_label_of]] = 99
-    split = Split("test", images, labels_N, images, labels_N, tuple("0123456789"), (0.5,), (0.25,))
+    dataset = Dataset("test", images, labels_N, images, labels_N, tuple("0123456789"), (0.5,), (0.25,))
     nobody_K = np.zeros(6, dtype=bool)
     partition = Partition(np.arange(len(labels_N)), offsets_K1, labels_N, 10, nobody_K, nobody_K, np.zeros(6))
     plugins = Plugin("model", *model), Plugin("local", "sgd", {"lr": lr, "batch_size": 8})
-    return LocalTraining(WorkerSetup(0, *plugins, **setup), split, partition, "cpu")
+    return ClientRunner(WorkerSetup(0, *plugins, **setup), dataset, partition, "cpu")
 
 
-def answers(local: LocalTraining) -> dict[int, Any]:
+def answers(local: ClientRunner) -> dict[int, Any]:
     """What each client answers; of a report, what does not depend on the clock, and its update."""
     state = local.model.state()
     local.start_from(1, ModelState(state.params_P, state.buffers_F, state.counters))
@@ -104,10 +104,10 @@ def test_clients_that_diverge_in_a_group_are_each_found_out():
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients are stacked here, too."""
 
-    def stacked(local: LocalTraining) -> StackedBatch | None:
-        return StackedBatch.of(local.model, local.algorithm, local.scale, local.setup.bf16, (1, 8, 8))
+    def stacked(local: ClientRunner) -> VmapTrainer | None:
+        return VmapTrainer.of(local.model, local.algorithm, local.scale, local.setup.bf16, (1, 8, 8))
 
-    monkeypatch.setattr(LocalTraining, "_batch", stacked)
+    monkeypatch.setattr(ClientRunner, "_batch", stacked)
 
 
 CNN: tuple[str, dict[str, Any]] = ("cnn", {"width": 4, "hidden": 8})
@@ -117,7 +117,7 @@ CNN: tuple[str, dict[str, Any]] = ("cnn", {"width": 4, "hidden": 8})
 @pytest.mark.parametrize("bf16", [False, True])
 def test_stacked_clients_answer_the_same_whoever_they_are_dealt_out_with(bf16: bool):
     together, local = answers(training(model=CNN, bf16=bf16)), training(model=CNN, bf16=bf16)
-    assert isinstance(local.batch, StackedBatch)
+    assert isinstance(local.batch, VmapTrainer)
     local.batch.groups = lambda sizes, _: [[i] for i in reversed(range(len(sizes)))]  # type: ignore[method-assign]
     assert answers(local) == together
 

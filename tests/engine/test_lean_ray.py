@@ -8,7 +8,7 @@ import ray._private.node
 import ray._private.ray_constants
 import ray._private.utils
 
-from raysim.engine.lean_ray import _UNUSED, bare_ray
+from raysim.engine.lean_ray import _UNUSED, lean_ray
 
 
 def test_no_dashboard_autoscaler_or_log_monitor_runs(ray_here: None):
@@ -23,7 +23,7 @@ def test_what_is_replaced_exists_in_this_ray_and_is_put_back():
     parts.append((ray._private.utils, "get_dashboard_dependency_error"))
     parts.append((ray._private.ray_constants, "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"))
     before = [getattr(*part) for part in parts]
-    with bare_ray():
+    with lean_ray():
         assert all(getattr(*part) is not old for part, old in zip(parts, before, strict=True))
         assert isinstance(ray._private.utils.get_dashboard_dependency_error(), ImportError)
     assert [getattr(*part) for part in parts] == before
@@ -32,10 +32,10 @@ def test_what_is_replaced_exists_in_this_ray_and_is_put_back():
 AFTER_A_SIGNAL = """
 import os, signal, sys, time
 from raysim.config import Resources
-from raysim.engine.ray_start import RayStart
+from raysim.engine.ray_start import BackgroundStart
 from raysim.interrupts import Interrupted, Signals
 try:
-    with Signals() as signals, RayStart(signals) as start:
+    with Signals() as signals, BackgroundStart(signals) as start:
         start.begin(Resources(workers=1), lambda pool: None)
         start.session(Resources(workers=1))
         os.kill(os.getpid(), signal.SIGTERM)

@@ -100,12 +100,12 @@ def updates_seen(run: Run, config: dict[str, Any], monkeypatch: pytest.MonkeyPat
     seen: list[np.ndarray] = []
     sums = Round.sums
 
-    def watched(self: Round, shares: Any) -> Any:
+    def watched(self: Round, sum_weights: Any) -> Any:
         if not seen:
             wanted = np.eye(len(self.clients))
             seen.append(np.array([[]]))
             seen[0] = np.array([self.weighted_sum(w_K) for w_K in wanted])
-        return sums(self, shares)
+        return sums(self, sum_weights)
 
     monkeypatch.setattr(Round, "sums", watched)
     return run({**config, "rounds": 1}), seen[0]

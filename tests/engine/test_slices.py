@@ -8,7 +8,7 @@ import pytest
 from raysim.config.schema import Resources
 from raysim.core.records import ClientReport, ClientTask
 from raysim.engine import collect, slices
-from raysim.engine.messages import PartialSum, Share
+from raysim.engine.messages import PartialSum, SumWeights
 from raysim.engine.rounds import Round
 
 
@@ -82,9 +82,9 @@ def test_no_client_is_counted_twice_when_a_second_worker_dies_after_it_has_answe
 ):
     """Clients 1 and 2 are summed by worker 0, which dies later with client 3 in hand: 10 + 100 + 1000, each once."""
     monkeypatch.setattr(collect.ray, "get", lambda ref, **_: ref)
-    shares = {k: Share(1.0, 0.0, 0.0) for k in (1, 2, 3)}
-    round_ = Round(TwoDeaths(), 1, None, [ClientTask(k, 1) for k in (1, 2, 3)], shares if streams else None, 1)  # type: ignore[arg-type]
-    assert round_.sums(shares)[0].tolist() == [1110.0]
+    sum_weights = {k: SumWeights(1.0, 0.0, 0.0) for k in (1, 2, 3)}
+    round_ = Round(TwoDeaths(), 1, None, [ClientTask(k, 1) for k in (1, 2, 3)], sum_weights if streams else None, 1)  # type: ignore[arg-type]
+    assert round_.sums(sum_weights)[0].tolist() == [1110.0]
 
 
 def test_a_slice_of_which_a_part_is_lost_is_no_answer(monkeypatch: pytest.MonkeyPatch):
@@ -118,8 +118,8 @@ class LosesSlicesOnce(OneNode):
             yield 0, [item], [np.median(column, axis=0) if again else None]
 
     def ask(self, questions):
-        share = SimpleNamespace(remote=lambda _, wanted: [start for start, _ in wanted])
-        actor = SimpleNamespace(share=share)
+        put_slices = SimpleNamespace(remote=lambda _, wanted: [start for start, _ in wanted])
+        actor = SimpleNamespace(put_slices=put_slices)
         return {worker: question(actor, []) for worker, question in questions.items()}, []
 
 

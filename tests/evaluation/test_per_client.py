@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from raysim import Result
-from raysim.core.records import Partition, Split
+from raysim.core.records import Dataset, Partition
 from raysim.evaluation.accuracy import ChunkResult, by_class, summarise
 from raysim.evaluation.per_client import by_client, class_counts, spread
 
@@ -54,12 +54,12 @@ def test_label_noise_does_not_change_a_clients_mix_of_classes():
     """Client 0 owns images of classes 1 and 0, whatever the labels that it trains on."""
     images = np.zeros((3, 1, 4, 4), np.uint8)
     labels_N = np.array([0, 1, 1])
-    split = Split("tiny", images, labels_N, images, labels_N, ("a", "b"), (0.5,), (0.5,))
+    dataset = Dataset("tiny", images, labels_N, images, labels_N, ("a", "b"), (0.5,), (0.5,))
     none_K = np.zeros(2, dtype=np.bool_)
     partition = Partition(
         np.array([1, 0, 2]), np.array([0, 2, 3]), np.array([0, 0, 0]), 2, none_K, none_K, np.zeros(2)
     )
-    assert class_counts(partition, split).tolist() == [[1, 1], [0, 1]]
+    assert class_counts(partition, dataset).tolist() == [[1, 1], [0, 1]]
 
 
 def test_a_run_reports_both_and_each_client_by_its_id(run: Run, small: dict[str, Any]):

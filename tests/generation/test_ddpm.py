@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler, UNet2DModel
-from toy_weights import make_folder, make_split
+from toy_weights import make_dataset, make_folder
 
 from raysim.core.errors import RunError, UserError
 from raysim.generation.ddpm import ddpm
@@ -24,11 +24,11 @@ SHAPES = [(1, 8, 8), (3, 5, 5)]
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
     """(generator factory, split) for 8 x 8 images of three classes."""
-    split = make_split()
-    folder = make_folder(tmp_path_factory.mktemp("toy"), split)
+    dataset = make_dataset()
+    folder = make_folder(tmp_path_factory.mktemp("toy"), dataset)
 
     def make(**keys):
-        return ddpm(split, "cpu", **{"weights": str(folder), "steps": 2, "batch_size": 32, **keys})
+        return ddpm(dataset, "cpu", **{"weights": str(folder), "steps": 2, "batch_size": 32, **keys})
 
     return make
 
@@ -44,9 +44,9 @@ def digits_split():
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_image_i_is_bitwise_the_same_in_any_batch_and_at_any_position(tmp_path, monkeypatch, sampler, shape):
     """20 images at once, in batches of 1 and of 7, in reverse, behind 37 others, all padded to 32: as floats too."""
-    split = make_split(*shape)
-    generator = ddpm(split, "cpu", weights=str(make_folder(tmp_path, split)), sampler=sampler, steps=3, guidance=1.5,
-                     batch_size=20)
+    dataset = make_dataset(*shape)
+    weights = str(make_folder(tmp_path, dataset))
+    generator = ddpm(dataset, "cpu", weights=weights, sampler=sampler, steps=3, guidance=1.5, batch_size=20)
     labels_B, seeds_B = np.arange(20) % 3, np.arange(20) * 977 + 5
     together = generator.sample(labels_B, seeds_B)
     others = np.arange(37)
@@ -186,9 +186,9 @@ def reference_ddim(generator: ddpm, folder: Path, label: int, seed: int, batch: 
 @pytest.mark.parametrize("prediction", ["v_prediction", "epsilon"])
 @pytest.mark.parametrize("steps", [4, 20])
 def test_ddim_equals_the_diffusers_loop_where_the_steps_divide_the_timesteps(tmp_path, prediction, steps):
-    split = make_split()
-    folder = make_folder(tmp_path, split, prediction)
-    generator = ddpm(split, "cpu", weights=str(folder), steps=steps, guidance=1.0, batch_size=16)
+    dataset = make_dataset()
+    folder = make_folder(tmp_path, dataset, prediction)
+    generator = ddpm(dataset, "cpu", weights=str(folder), steps=steps, guidance=1.0, batch_size=16)
     expected = to_uint8(reference_ddim(generator, folder, label=2, seed=11, batch=16))
     assert np.abs(generator.sample(np.array([2]), np.array([11])).astype(int) - expected).max() <= 1
 
@@ -199,22 +199,22 @@ def test_ddim_equals_the_diffusers_loop_where_the_steps_divide_the_timesteps(tmp
      ((1, 8, 8, 5), "3 classes.*5 classes")],
 )
 def test_weights_for_other_images_are_refused_and_both_sides_named(tmp_path, shape, named):
-    folder = make_folder(tmp_path, make_split())
+    folder = make_folder(tmp_path, make_dataset())
     with pytest.raises(UserError, match=named):
-        ddpm(make_split(*shape), "cpu", weights=str(folder))
+        ddpm(make_dataset(*shape), "cpu", weights=str(folder))
 
 
 def test_guidance_needs_a_null_class(tmp_path):
-    split = make_split()
-    folder = make_folder(tmp_path, split, null=False)
+    dataset = make_dataset()
+    folder = make_folder(tmp_path, dataset, null=False)
     with pytest.raises(UserError, match=r"generator.guidance = 1.5: .*null class"):
-        ddpm(split, "cpu", weights=str(folder), guidance=1.5)
-    assert ddpm(split, "cpu", weights=str(folder), guidance=1.0, steps=1).sample(np.array([2]), np.array([0])).any()
+        ddpm(dataset, "cpu", weights=str(folder), guidance=1.5)
+    assert ddpm(dataset, "cpu", weights=str(folder), guidance=1.0, steps=1).sample(np.array([2]), np.array([0])).any()
 
 
 def test_a_network_without_class_labels_is_refused(tmp_path):
     """Its images would ignore the label: diffusers' own error would come from inside the network."""
-    folder = make_folder(tmp_path, make_split())
+    folder = make_folder(tmp_path, make_dataset())
     unet = UNet2DModel(
         sample_size=8, in_channels=1, out_channels=1, block_out_channels=(16,), layers_per_block=1,
         down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",), norm_num_groups=8, add_attention=False,
@@ -222,13 +222,13 @@ def test_a_network_without_class_labels_is_refused(tmp_path):
     unet.save_pretrained(folder)
     (folder / "card.json").unlink()
     with pytest.raises(UserError, match="takes no class labels"):
-        ddpm(make_split(), "cpu", weights=str(folder))
+        ddpm(make_dataset(), "cpu", weights=str(folder))
 
 
 def test_a_folder_without_a_card_is_read_with_one_more_row_as_the_null_class(tmp_path):
-    folder = make_folder(tmp_path, make_split())
+    folder = make_folder(tmp_path, make_dataset())
     (folder / "card.json").unlink()
-    assert ddpm(make_split(), "cpu", weights=str(folder)).null_class == 3
+    assert ddpm(make_dataset(), "cpu", weights=str(folder)).null_class == 3
 
 
 def test_the_fingerprint_changes_with_whatever_changes_pixels_and_with_nothing_else(toy, tmp_path):
@@ -238,9 +238,9 @@ def test_the_fingerprint_changes_with_whatever_changes_pixels_and_with_nothing_e
     changes = [{"sampler": "unipc"}, {"steps": 3}, {"guidance": 2.0}, {"batch_size": 64}, {"spacing": "leading"},
                {"precision": "bf16"}]
     prints = [toy(**change).fingerprint() for change in changes]
-    split = make_split()
-    folder = make_folder(tmp_path, split, "epsilon")
-    prints.append(ddpm(split, "cpu", weights=str(folder), steps=2, batch_size=32).fingerprint())
+    dataset = make_dataset()
+    folder = make_folder(tmp_path, dataset, "epsilon")
+    prints.append(ddpm(dataset, "cpu", weights=str(folder), steps=2, batch_size=32).fingerprint())
     assert len({reference, *prints}) == len(changes) + 2
 
 
@@ -272,7 +272,7 @@ def test_diffusers_itself_loads_the_shipped_folders_which_are_small(name):
     card = json.loads((folder / "card.json").read_text())
     unet = UNet2DModel.from_pretrained(folder, use_safetensors=True)
     assert DDIMScheduler.from_pretrained(folder).config.prediction_type == "v_prediction"
-    ours = ddpm(make_split(card["channels"], *card["image_size"], card["classes"]), "cpu", weights=name).unet
+    ours = ddpm(make_dataset(card["channels"], *card["image_size"], card["classes"]), "cpu", weights=name).unet
     pairs = zip(unet.state_dict().values(), ours.state_dict().values(), strict=True)
     assert all(torch.equal(a.float(), b) for a, b in pairs)
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 3_000_000

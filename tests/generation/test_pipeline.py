@@ -16,7 +16,7 @@ from diffusers import (
     EulerAncestralDiscreteScheduler,
     UNet2DModel,
 )
-from toy_weights import make_split
+from toy_weights import make_dataset
 
 from raysim.core.errors import UserError
 from raysim.generation.pipeline import fit, pipeline
@@ -59,9 +59,9 @@ def dit_folder(tmp_path_factory) -> Path:
     return folder
 
 
-def make(folder: Path, split=None, **keys) -> pipeline:
-    split = split or make_split(1, 8, 8, classes=3)
-    return pipeline(split, "cpu", **{"folder": str(folder), "steps": 2, **keys})
+def make(folder: Path, dataset=None, **keys) -> pipeline:
+    dataset = dataset or make_dataset(1, 8, 8, classes=3)
+    return pipeline(dataset, "cpu", **{"folder": str(folder), "steps": 2, **keys})
 
 
 def test_image_i_of_a_unet_is_bitwise_the_same_in_any_batch(unet_folder):
@@ -77,24 +77,24 @@ def test_image_i_of_a_unet_is_bitwise_the_same_in_any_batch(unet_folder):
 
 def test_the_label_changes_the_image(unet_folder, dit_folder):
     for folder in (unet_folder, dit_folder):
-        a, b = make(folder, make_split(3, 16, 16)).sample(np.array([0, 1]), np.array([5, 5]))
+        a, b = make(folder, make_dataset(3, 16, 16)).sample(np.array([0, 1]), np.array([5, 5]))
         assert not np.array_equal(a, b)
 
 
 def test_a_transformer_pipeline_is_called_one_image_at_a_time_with_its_own_seed(dit_folder):
-    generator = make(dit_folder, make_split(3, 16, 16), guidance=2.0)
+    generator = make(dit_folder, make_dataset(3, 16, 16), guidance=2.0)
     torch.manual_seed(1)
     labels_B, seeds_B = np.array([0, 1, 2, 0]), np.array([3, 4, 5, 6])
     together = generator.sample(labels_B, seeds_B)
     state = torch.get_rng_state()
     assert np.array_equal(generator.sample(labels_B[::-1], seeds_B[::-1])[::-1], together)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not np.array_equal(together, make(dit_folder, make_split(3, 16, 16)).sample(labels_B, seeds_B))
+    assert not np.array_equal(together, make(dit_folder, make_dataset(3, 16, 16)).sample(labels_B, seeds_B))
 
 
 def test_it_is_what_the_pipeline_itself_returns(dit_folder):
     """Same size and channels, so nothing is resized: pixels are round(255 value)."""
-    (image,) = make(dit_folder, make_split(3, 16, 16)).sample(np.array([2]), np.array([9]))
+    (image,) = make(dit_folder, make_dataset(3, 16, 16)).sample(np.array([2]), np.array([9]))
     pipe = DiTPipeline.from_pretrained(dit_folder)
     pipe.set_progress_bar_config(disable=True)
     made = pipe([2], generator=torch.Generator().manual_seed(9), num_inference_steps=2, guidance_scale=1.0,
@@ -154,7 +154,7 @@ def test_guidance_with_a_null_class_changes_the_images(unet_folder):
 
 def test_more_classes_than_the_pipeline_knows_are_refused(unet_folder):
     with pytest.raises(UserError, match=r"generator.class_map = the same numbers: .* 5 classes"):
-        make(unet_folder, make_split(classes=5))
+        make(unet_folder, make_dataset(classes=5))
 
 
 def test_an_unconditional_pipeline_is_refused(tmp_path):

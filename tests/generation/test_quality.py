@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from raysim.core.records import Split
+from raysim.core.records import Dataset
 from raysim.data.datasets import digits
 from raysim.data.splits import hold_out
 from raysim.generation import quality
@@ -18,42 +18,43 @@ def short(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture(scope="module")
-def split() -> Split:
+def dataset() -> Dataset:
     return hold_out(digits(), 0.3)
 
 
-def test_real_images_are_as_good_as_real_ones_and_no_copies(split: Split):
+def test_real_images_are_as_good_as_real_ones_and_no_copies(dataset: Dataset):
     """Held-out real images in place of synthetic ones: equal accuracy, recognised, as far as test images are."""
-    result = measure(split, split.public_images, split.public_labels_N)
+    result = measure(dataset, dataset.public_images, dataset.public_labels_N)
     accuracy, distance = result["accuracy"], result["distance"]
     assert accuracy["from_real"] > 0.85 and abs(accuracy["from_synthetic"] - accuracy["from_real"]) < 0.05
     assert result["recognised"] > 0.85
     assert distance["synthetic_to_train"] == pytest.approx(distance["test_to_train"], rel=0.1)
     assert distance["nearer_than_99_of_test"] < 0.05
-    assert result["images"] == result["real_images"] == len(split.public_labels_N)
+    assert result["images"] == result["real_images"] == len(dataset.public_labels_N)
 
 
-def test_copies_and_wrong_labels_are_seen(split: Split):
+def test_copies_and_wrong_labels_are_seen(dataset: Dataset):
     """Training images themselves, each with the label of the next class."""
-    wrong_M = (split.train_labels_N + 1) % 10
-    result = measure(split, split.train_images, wrong_M)
+    wrong_M = (dataset.train_labels_N + 1) % 10
+    result = measure(dataset, dataset.train_images, wrong_M)
     assert result["recognised"] < 0.1 and result["accuracy"]["from_synthetic"] < 0.1
     assert result["distance"]["synthetic_to_train"] == pytest.approx(0, abs=1e-3)
     assert result["distance"]["nearer_than_99_of_test"] == 1.0
 
 
-def test_a_class_that_is_missing_is_never_learned(split: Split):
-    keep = split.public_labels_N != 4
-    result = measure(split, split.public_images[keep], split.public_labels_N[keep])
+def test_a_class_that_is_missing_is_never_learned(dataset: Dataset):
+    keep = dataset.public_labels_N != 4
+    result = measure(dataset, dataset.public_images[keep], dataset.public_labels_N[keep])
     assert result["per_class"]["from_synthetic"][4] == result["per_class"]["from_real"][4] == 0.0
     assert result["per_class"]["recognised"][4] is None
     assert any(line.startswith("| 4 ") and line.rstrip(" |").endswith("-") for line in table(result))
 
 
-def test_it_is_the_same_twice_and_plain_data(split: Split):
+def test_it_is_the_same_twice_and_plain_data(dataset: Dataset):
     import json
 
-    results = [json.dumps(measure(split, split.public_images[:100], split.public_labels_N[:100])) for _ in range(2)]
+    images, labels_N = dataset.public_images[:100], dataset.public_labels_N[:100]
+    results = [json.dumps(measure(dataset, images, labels_N)) for _ in range(2)]
     assert results[0] == results[1]
 
 
@@ -64,9 +65,9 @@ def test_nearest_is_the_root_mean_square_difference():
     assert nearest(query, references) == pytest.approx([0.2])
 
 
-def test_without_images_it_is_an_error(split: Split):
+def test_without_images_it_is_an_error(dataset: Dataset):
     with pytest.raises(ValueError, match="0 synthetic"):
-        measure(split, split.public_images[:0], split.public_labels_N[:0])
+        measure(dataset, dataset.public_images[:0], dataset.public_labels_N[:0])
     with pytest.raises(ValueError, match="0 test images"):
-        measure(replace(split, test_images=split.test_images[:0], test_labels_N=split.test_labels_N[:0]),
-                split.public_images, split.public_labels_N)
+        measure(replace(dataset, test_images=dataset.test_images[:0], test_labels_N=dataset.test_labels_N[:0]),
+                dataset.public_images, dataset.public_labels_N)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toy_weights import make_folder, make_split
+from toy_weights import make_dataset, make_folder
 
 from raysim.core.errors import UserError
 from raysim.generation.samplers import Sampler
@@ -13,7 +13,7 @@ SAMPLERS = ["ddim", "ddpm", "dpmsolver++", "unipc"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Weights that predict the noise, over 1000 timesteps of a cosine schedule, with trailing spacing."""
-    return make_folder(tmp_path_factory.mktemp("weights"), make_split(), "epsilon")
+    return make_folder(tmp_path_factory.mktemp("weights"), make_dataset(), "epsilon")
 
 
 @pytest.mark.parametrize("steps", [1, 7, 30, 61, 600, 1000])

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from toy_weights import make_folder, make_split
+from toy_weights import make_dataset, make_folder
 
 from raysim.core.errors import UserError
 from raysim.generation.ddpm import ddpm
@@ -33,28 +33,28 @@ def test_a_folder_without_weights_is_refused_with_what_is_in_it(tmp_path):
 @pytest.mark.parametrize("name", ["config.json", "diffusion_pytorch_model.safetensors", "scheduler_config.json"])
 @pytest.mark.parametrize("damage", ["missing", "cut", "garbage"])
 def test_a_missing_or_damaged_file_is_named(tmp_path, name, damage):
-    path = make_folder(tmp_path, make_split()) / name
+    path = make_folder(tmp_path, make_dataset()) / name
     content = path.read_bytes()
     if damage == "missing":
         path.unlink()
     else:
         path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"\x00garbage")
     with pytest.raises(UserError, match=name):
-        ddpm(make_split(), "cpu", weights=str(tmp_path))
+        ddpm(make_dataset(), "cpu", weights=str(tmp_path))
 
 
 def test_a_changed_bit_in_the_weights_is_noticed(tmp_path):
-    path = make_folder(tmp_path, make_split()) / "diffusion_pytorch_model.safetensors"
+    path = make_folder(tmp_path, make_dataset()) / "diffusion_pytorch_model.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(bytes(content))
     with pytest.raises(UserError, match="sha256"):
-        ddpm(make_split(), "cpu", weights=str(tmp_path))
+        ddpm(make_dataset(), "cpu", weights=str(tmp_path))
 
 
 def test_weights_of_another_network_are_refused(tmp_path):
-    path = make_folder(tmp_path, make_split()) / "config.json"
+    path = make_folder(tmp_path, make_dataset()) / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "block_out_channels": [32]}))
     with pytest.raises(UserError, match="do not fit each other"):
-        ddpm(make_split(), "cpu", weights=str(tmp_path))
+        ddpm(make_dataset(), "cpu", weights=str(tmp_path))

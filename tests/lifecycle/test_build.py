@@ -8,7 +8,7 @@ import pytest
 from raysim.config.schema import load_config
 from raysim.core.errors import UserError
 from raysim.lifecycle.build import build_parts
-from raysim.lifecycle.prepare import load_split, prepare
+from raysim.lifecycle.prepare import load_dataset, prepare
 
 BASE = {
     "rounds": 1,
@@ -20,13 +20,13 @@ BATCH_NORM = {"model": {"name": "tiny_models:batch_norm_cnn"}}
 
 
 @cache
-def split():
-    return load_split(load_config(BASE))
+def dataset():
+    return load_dataset(load_config(BASE))
 
 
 def check(change: dict[str, Any]) -> None:
     config = load_config({**BASE, **change})
-    build_parts(config, prepare(config, split()))
+    build_parts(config, prepare(config, dataset()))
 
 
 REFUSED = [

@@ -21,7 +21,7 @@ from raysim import Result, load_config
 from raysim.core.errors import UserError
 from raysim.engine.object_store import share
 from raysim.lifecycle import runner
-from raysim.lifecycle.prepare import load_split
+from raysim.lifecycle.prepare import load_dataset
 from raysim.lifecycle.summary import accuracy_auc, accuracy_summary
 from raysim.ui.display import Display
 
@@ -164,7 +164,7 @@ def test_while_it_trains_the_driver_keeps_no_images_of_its_own(
 
     def watched(*arguments: Any) -> Any:
         prepared = prepare(*arguments)
-        read.append(weakref.ref(prepared.split.train_images))
+        read.append(weakref.ref(prepared.dataset.train_images))
         return prepared
 
     monkeypatch.setattr(runner, "prepare", watched)
@@ -187,7 +187,7 @@ def test_an_actor_carries_no_data_with_it():
 
 def test_fedeas_on_balanced_clients_is_plain_fedavg_to_the_bit(run: Run, small: dict[str, Any], tmp_path: Path):
     """60 rows, each client with one of every class: every threshold is 0, so no image is made, and nothing changes."""
-    labels_N = load_split(load_config(small, (), ("data", "partition", "allocation"))).train_labels_N
+    labels_N = load_dataset(load_config(small, (), ("data", "partition", "allocation"))).train_labels_N
     by_class = [np.flatnonzero(labels_N == c)[:6] for c in range(10)]
     rows = [[int(of_class[k]) for of_class in by_class] for k in range(6)]
     (tmp_path / "balanced.json").write_text(json.dumps(rows))
@@ -221,7 +221,7 @@ def test_the_package_shows_its_public_names():
 
 def test_a_client_of_four_samples_trains_on_all_of_them(run: Run, small: dict[str, Any], tmp_path: Path):
     """Class counts (1, 0, 3): nothing is set apart for validation, so batches of 3 make steps of 3 and 1."""
-    labels_N = load_split(load_config(small, (), ("data", "partition", "allocation"))).train_labels_N
+    labels_N = load_dataset(load_config(small, (), ("data", "partition", "allocation"))).train_labels_N
     zeros, twos = (np.flatnonzero(labels_N == c).tolist() for c in (0, 2))
     (tmp_path / "tiny.json").write_text(json.dumps([[zeros[0], *twos[:3]], [*zeros[1:6], *twos[3:8]]]))
     partition = {"name": "file", "path": str(tmp_path / "tiny.json")}

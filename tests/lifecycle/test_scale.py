@@ -15,7 +15,7 @@ from raysim.core.rng import PARTITION, stream
 from raysim.data.modifiers import label_noise, rare
 from raysim.data.partitions import DRAWN_FROM, dirichlet_client
 from raysim.federation.server import cohort
-from raysim.lifecycle.prepare import load_split, prepare
+from raysim.lifecycle.prepare import load_dataset, prepare
 
 LABELS = np.repeat(np.arange(10), 30)
 
@@ -53,9 +53,9 @@ def test_preparing_a_million_clients_makes_no_array_of_rows_or_counts():
     """Rows would take 1,000,000 x 20 x 8 = 160 MB, counts and quota 80 MB each; offsets, sizes, flags under 40 MB."""
     partition = {"name": "dirichlet_client", "clients": 1_000_000, "alpha": 0.3, "samples_per_client": 20}
     config = load_config({"rounds": 1, "clients_per_round": 100, "data": {"name": "digits"}, "partition": partition})
-    split = load_split(config)
+    dataset = load_dataset(config)
     tracemalloc.start()
-    prepared = prepare(config, split)
+    prepared = prepare(config, dataset)
     prepared.partition.sha256(), sha256(prepared.quota_KC), cohort(0, 1, prepared.partition.clients, 100)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -41,14 +41,14 @@ def test_a_clients_own_statistics_come_back_and_leave_its_other_state_alone():
     model = FlatModel(network())
     model.buffers_F.fill_(4.0)
     model.counters.fill_(7)
-    state = {"c_k": torch.ones(2), **batchnorm.put_by(model)}
+    state = {"c_k": torch.ones(2), **batchnorm.save_to(model)}
     model.buffers_F.zero_()
     model.counters.zero_()
-    batchnorm.take_up(model, state)
+    batchnorm.restore_from(model, state)
     assert (model.buffers_F == 4).all()
     assert model.counters.tolist() == [7]
     assert list(state) == ["c_k"]
-    batchnorm.take_up(model, state)  # a client that takes part for the first time
+    batchnorm.restore_from(model, state)  # a client that takes part for the first time
     assert (model.buffers_F == 4).all()
 
 
@@ -102,6 +102,6 @@ def test_statistics_are_averaged_whatever_the_rule():
 
     server.config = load_config({"rounds": 1, "data": {"name": "digits"}})
     server.sizes_K = np.array([10, 30])
-    shares = server._shares([ClientTask(0, 10), ClientTask(1, 30)], np.array([0.9, 0.1]))
-    assert [s.update for s in shares.values()] == [0.9, 0.1]
-    assert sum(s.buffers * mean for s, mean in zip(shares.values(), (0.0, 4.0), strict=True)) == 3.0
+    sum_weights = server._sum_weights([ClientTask(0, 10), ClientTask(1, 30)], np.array([0.9, 0.1]))
+    assert [s.update for s in sum_weights.values()] == [0.9, 0.1]
+    assert sum(s.buffers * mean for s, mean in zip(sum_weights.values(), (0.0, 4.0), strict=True)) == 3.0

@@ -74,12 +74,12 @@ def test_what_it_keeps_is_its_own_memory(name):
     algorithm, model = ALGORITHMS[name](batch_size=16), FlatModel(batchnorm_network())
     start = model.state()
     job, result = train(algorithm, model, CLIENTS[0], start=start)
-    kept = {**(result.state or {}), **{n: job.kept[n] for n in algorithm.summed}}
+    kept = {**(result.state or {}), **{n: job.scratch[n] for n in algorithm.summed}}
     copies = {n: t.clone() for n, t in kept.items()}
     train(algorithm, model, CLIENTS[2], start=start, client=2)
     assert all(torch.equal(kept[n], copies[n]) for n in kept)
     for n in algorithm.summed:
-        assert (job.kept[n].dtype, job.kept[n].shape) == (torch.float32, model.params_P.shape)
+        assert (job.scratch[n].dtype, job.scratch[n].shape) == (torch.float32, model.params_P.shape)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -87,21 +87,21 @@ def test_what_it_is_given_it_leaves_unchanged(name):
     """The client's former state, the server's vectors and the start point are the same before and after."""
     algorithm, model = ALGORITHMS[name](batch_size=16), FlatModel(batchnorm_network())
     _, first = train(algorithm, model, CLIENTS[0])
-    extra = {n: torch.full_like(model.params_P, 0.01) for n in algorithm.broadcast}
+    broadcast_vectors = {n: torch.full_like(model.params_P, 0.01) for n in algorithm.broadcast}
     state = first.state
-    copies = {n: t.clone() for n, t in {**extra, **(state or {})}.items()}
-    job, _ = train(algorithm, model, CLIENTS[0], round_=2, extra=extra, state=state)
-    assert all(torch.equal(t, copies[n]) for n, t in {**extra, **(state or {})}.items())
+    copies = {n: t.clone() for n, t in {**broadcast_vectors, **(state or {})}.items()}
+    job, _ = train(algorithm, model, CLIENTS[0], round_=2, vectors=broadcast_vectors, state=state)
+    assert all(torch.equal(t, copies[n]) for n, t in {**broadcast_vectors, **(state or {})}.items())
     assert not torch.equal(job.start_P, model.params_P)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_server_update_leaves_its_arguments_unchanged(name):
     algorithm = ALGORITHMS[name]()
-    extra = {n: np.full(3, 0.5) for n in algorithm.broadcast}
+    broadcast_vectors = {n: np.full(3, 0.5) for n in algorithm.broadcast}
     sums = {n: np.full(3, 0.25) for n in algorithm.summed}
-    after, update_P = algorithm.server_update(extra, sums, np.ones(3))
-    assert all((v == 0.5).all() for v in extra.values())
+    after, update_P = algorithm.server_update(broadcast_vectors, sums, np.ones(3))
+    assert all((v == 0.5).all() for v in broadcast_vectors.values())
     assert all((v == 0.25).all() for v in sums.values())
     assert sorted(after) == sorted(algorithm.broadcast)
     assert update_P.shape == (3,)

@@ -22,7 +22,7 @@ def serve(registered=2, alpha=0.5):
 
 
 def kept(server):
-    return [float(server.client_states[k]["g_k"][0]) for k in (0, 1)], float(server.extra["h"][0])
+    return [float(server.client_states[k]["g_k"][0]) for k in (0, 1)], float(server.broadcast_vectors["h"][0])
 
 
 def test_first_round_by_hand():

@@ -22,7 +22,7 @@ def serve(registered=2, **keys):
 
 
 def variates(server):
-    return [float(server.client_states[k]["c_k"][0]) for k in (0, 1)], float(server.extra["c"][0])
+    return [float(server.client_states[k]["c_k"][0]) for k in (0, 1)], float(server.broadcast_vectors["c"][0])
 
 
 def test_first_round_by_hand():
@@ -81,7 +81,7 @@ def test_c_is_the_mean_of_the_clients_variates_when_all_take_part():
     for _ in range(3):
         server.round()
         mean_P = np.mean([server.client_states[k]["c_k"] for k in range(3)], axis=0)
-        np.testing.assert_allclose(server.extra["c"], mean_P, atol=1e-6)
+        np.testing.assert_allclose(server.broadcast_vectors["c"], mean_P, atol=1e-6)
 
 
 def network():

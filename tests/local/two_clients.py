@@ -40,13 +40,14 @@ def samples(n, classes=2, side=1, seed=0):
     return ClientData(images, rng.integers(0, classes, n), n)
 
 
-def train(algorithm, model, data, *, start=None, round_=1, client=0, extra=None, state=None, scale=GREY, seed=0):
+def train(algorithm, model, data, *, start=None, round_=1, client=0, vectors=None, state=None, scale=GREY, seed=0):
     """Train one client from `start` (or from where the model stands); (job, result)."""
     if start is not None:
         model.load(start)
-    extra = {name: torch.zeros(len(model.params_P)) for name in algorithm.broadcast} if extra is None else extra
+    if vectors is None:
+        vectors = {name: torch.zeros(len(model.params_P)) for name in algorithm.broadcast}
     n, lr = len(data.labels_N), algorithm.learning_rate(round_)
-    job = Job(model, model.params_P.detach().clone(), lr, round_, client, n, extra, state)
+    job = Job(model, model.params_P.detach().clone(), lr, round_, client, n, vectors, state)
     return job, train_client(job, algorithm, data, scale, seed)
 
 
@@ -58,7 +59,7 @@ class Server:
         self.registered = registered or len(data)
         self.model = FlatModel(Scalar() if module is None else module)
         self.state = self.model.state()
-        self.extra = {name: np.zeros(len(self.state.params_P)) for name in algorithm.broadcast}
+        self.broadcast_vectors = {name: np.zeros(len(self.state.params_P)) for name in algorithm.broadcast}
         self.client_states = {}
         self.number = 0
         self.results = {}
@@ -77,7 +78,7 @@ class Server:
             return sum(w * trained[k][name].astype(np.float64) for k, w in zip(clients, weights, strict=True))
 
         sums = {name: total(name, [1 / self.registered] * len(trained)) for name in self.algorithm.summed}
-        self.extra, step_P = self.algorithm.server_update(self.extra, sums, total("delta", w_K))
+        self.broadcast_vectors, step_P = self.algorithm.server_update(self.broadcast_vectors, sums, total("delta", w_K))
         params_P = (self.state.params_P + step_P).astype(np.float32)
         buffers_F = np.asarray(total("buffers", n_K / n_K.sum()), dtype=np.float32)
         self.state = ModelState(params_P, buffers_F, np.max([trained[k]["counters"] for k in clients], axis=0))
@@ -85,11 +86,11 @@ class Server:
         return params_P.tolist()
 
     def _client(self, k):
-        extra = {name: torch.from_numpy(v.astype(np.float32)) for name, v in self.extra.items()}
+        vectors = {name: torch.from_numpy(v.astype(np.float32)) for name, v in self.broadcast_vectors.items()}
         state = self.client_states.get(k)
         state = None if state is None else {name: torch.from_numpy(v.copy()) for name, v in state.items()}
         job, result = train(
-            self.algorithm, self.model, self.data[k], start=self.state, round_=self.number, client=k, extra=extra,
+            self.algorithm, self.model, self.data[k], start=self.state, round_=self.number, client=k, vectors=vectors,
             state=state,
         )
         if result.state is not None:
@@ -104,5 +105,5 @@ class Server:
             "effective_steps": self.algorithm.effective_steps(job),
             "loss": result.loss,
             "lr": job.lr,
-            **{name: job.kept[name].numpy().copy() for name in self.algorithm.summed},
+            **{name: job.scratch[name].numpy().copy() for name in self.algorithm.summed},
         }

@@ -14,8 +14,8 @@ from raysim.config.plugin_guard import ask_policy
 from raysim.config.registry import check_name, check_parameters, parameters, resolve
 from raysim.config.schema import Config, load_config
 from raysim.core.errors import UserError
-from raysim.core.records import FloatArray, IntArray, Partition, Split
-from raysim.lifecycle.prepare import load_split, make_partition
+from raysim.core.records import Dataset, FloatArray, IntArray, Partition
+from raysim.lifecycle.prepare import load_dataset, make_partition
 
 POLICIES = ("none", "fedeas", "uniform", "size_proportional", "missing_only", "full")
 BETAS = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0, 24.0, 32.0, 48.0, 64.0)
@@ -71,7 +71,7 @@ class Plan:
     """Everything that `raysim plan` shows.  chosen: the beta of the selection rule, None where no beta satisfies it."""
 
     config: Config
-    split: Split
+    dataset: Dataset
     partition: Partition
     counts_KC: IntArray
     quotas: Quotas
@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def bytes_per_image(self) -> int | None:
-        return bytes_per_image(self.split)
+        return bytes_per_image(self.dataset)
 
     def check(self) -> None:
         """Raise UserError if the configured policy cannot be used on this partition."""
@@ -116,17 +116,17 @@ def plan(
     config = load_config(source, overrides, (*_SECTIONS, "generator") if measure_speed else _SECTIONS)
     names = _policies(policies, config)
     beta_list, seed_list = _betas(betas, config), parse_seeds(seeds) if seeds is not None else []
-    split = load_split(config)
-    partition = make_partition(config, split)
+    dataset = load_dataset(config)
+    partition = make_partition(config, dataset)
     counts_KC = partition.counts_KC
     ablation = _ablation(config)
     return Plan(
-        config, split, partition, counts_KC,
+        config, dataset, partition, counts_KC,
         plan_policies(config, counts_KC, names),
         fedeas_budget.beta_table(counts_KC, beta_list, **ablation),
         choose_beta(counts_KC, **ablation),
-        measure(config, split) if measure_speed else None,
-        plan_seeds(config, split, names, seed_list) if seed_list else None,
+        measure(config, dataset) if measure_speed else None,
+        plan_seeds(config, dataset, names, seed_list) if seed_list else None,
         list(config.notes),
     )
 
@@ -186,13 +186,13 @@ def choose_beta(
     return None
 
 
-def plan_seeds(config: Config, split: Split, names: Sequence[str], seeds: Sequence[int]) -> OverSeeds:
+def plan_seeds(config: Config, dataset: Dataset, names: Sequence[str], seeds: Sequence[int]) -> OverSeeds:
     """The policies on the partition of each seed."""
     quotas: list[Quotas] = []
     full, betas = [], []
     for seed in seeds:
         seeded = config.model_copy(update={"seed": seed})
-        counts_KC = make_partition(seeded, split).counts_KC
+        counts_KC = make_partition(seeded, dataset).counts_KC
         quotas.append(plan_policies(seeded, counts_KC, names))
         full.append(_full_balance(counts_KC))
         chosen = choose_beta(counts_KC, **_ablation(config))
@@ -217,7 +217,7 @@ def draw(planned: Plan, folder: str | Path) -> list[Path]:
 
     target, counts_KC = Path(folder).expanduser(), planned.counts_KC
     usable = [row for row in planned.quotas.rows.values() if row.images]
-    names = planned.split.class_names
+    names = planned.dataset.class_names
     paths = [
         plots.client_counts(counts_KC, row.quota_KC, names, target / f"counts_{_slug(row.name)}.png", row.name)
         for row in usable

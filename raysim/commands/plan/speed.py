@@ -12,7 +12,7 @@ from raysim.config.registry import resolve
 from raysim.config.schema import Config
 from raysim.core import rng
 from raysim.core.errors import RunError, UserError
-from raysim.core.records import Split
+from raysim.core.records import Dataset
 
 SMALL_BATCH = 16
 _CACHE_KEY_BYTES = 24  # client, class and index beside each image in the cache
@@ -34,26 +34,26 @@ class Speed:
         return None if self.images_per_s is None else images / (self.images_per_s * self.lanes)
 
 
-def bytes_per_image(split: Split) -> int | None:
+def bytes_per_image(dataset: Dataset) -> int | None:
     """What an image takes in the cache: its pixels and its key.  None for data without images."""
-    height, width = split.image_size
-    return split.channels * height * width + _CACHE_KEY_BYTES if height and width else None
+    height, width = dataset.image_size
+    return dataset.channels * height * width + _CACHE_KEY_BYTES if height and width else None
 
 
-def measure(config: Config, split: Split) -> Speed:
+def measure(config: Config, dataset: Dataset) -> Speed:
     """Time one small batch of the configured generator in this process, on the device that a worker would use.
 
     Never raises for a generator that does not suit the data or the machine: the answer then says why.
     """
-    if bytes_per_image(split) is None:
-        return Speed(None, 1, f"generation was not timed: the data set {split.name!r} has no images")
+    if bytes_per_image(dataset) is None:
+        return Speed(None, 1, f"generation was not timed: the data set {dataset.name!r} has no images")
     try:
-        return _timed(config, split)
+        return _timed(config, dataset)
     except (UserError, RunError) as error:
         return Speed(None, 1, f"generation was not timed: {error}")
 
 
-def _timed(config: Config, split: Split) -> Speed:
+def _timed(config: Config, dataset: Dataset) -> Speed:
     import torch
 
     from raysim.engine.placement import local_node, place
@@ -68,10 +68,10 @@ def _timed(config: Config, split: Split) -> Speed:
     threads = torch.get_num_threads()
     torch.set_num_threads(config.resources.threads_per_worker)
     try:
-        generator = resolve("generator", config.generator.name)(split, device, **params)
+        generator = resolve("generator", config.generator.name)(dataset, device, **params)
         if device != "cpu":
-            _sample(generator, split, batch)  # the first batch on a GPU chooses and loads its kernels
-        rate = batch / _sample(generator, split, batch)
+            _sample(generator, dataset, batch)  # the first batch on a GPU chooses and loads its kernels
+        rate = batch / _sample(generator, dataset, batch)
     finally:
         torch.set_num_threads(threads)
     if device == "cpu":
@@ -83,9 +83,9 @@ def _timed(config: Config, split: Split) -> Speed:
     return Speed(rate, lanes, f"time: one batch of {batch} gave {rate:,.2f} images/s; reckoned for {where}")
 
 
-def _sample(generator: Any, split: Split, batch: int) -> float:
+def _sample(generator: Any, dataset: Dataset, batch: int) -> float:
     """Seconds for one batch, its labels spread over the classes."""
-    labels_B = np.arange(batch, dtype=np.int64) % split.classes
+    labels_B = np.arange(batch, dtype=np.int64) % dataset.classes
     seeds_B = np.array([rng.integer(0, rng.SYNTHETIC, -1, i) for i in range(batch)], dtype=np.int64)
     began = time.perf_counter()
     generator.sample(labels_B, seeds_B)

@@ -59,7 +59,8 @@ def _heading(planned: Plan) -> list[str]:
     contribution_K = contributions_K(counts_KC)
     sizes_K = counts_KC.sum(axis=1)
     return [
-        f"{planned.split.name}: {int(counts_KC.sum()):,} real samples of {C} classes, {K} clients of {sizes_K.min():,} "
+        f"{planned.dataset.name}: {int(counts_KC.sum()):,} real samples of {C} classes, "
+        f"{K} clients of {sizes_K.min():,} "
         f"to {sizes_K.max():,}",
         f"partition {_described(config.partition)}, seed {config.seed}",
         f"configured policy {_described(config.allocation)}",

@@ -18,15 +18,15 @@ from raysim.commands.sweep.grid import Cell, Grid, named, read_sweep
 from raysim.config.schema import Config, Resources
 from raysim.core.errors import ConfigError, RayLost, RunError, UserError
 from raysim.core.files import write_atomic
-from raysim.core.persistent import lasting
-from raysim.core.records import Split
+from raysim.core.persistent import persistent_path
+from raysim.core.records import Dataset
 from raysim.core.signals import Signals
 from raysim.engine.session import Session
 from raysim.lifecycle import resume
 from raysim.lifecycle.build import build_parts
 from raysim.lifecycle.checkpoint import find_runs
 from raysim.lifecycle.directory import RunDirectory
-from raysim.lifecycle.prepare import load_split, prepare
+from raysim.lifecycle.prepare import load_dataset, prepare
 from raysim.lifecycle.runner import run
 from raysim.tracking.tracker import check_uri
 from raysim.ui.display import Display, duration
@@ -116,11 +116,11 @@ class _Sweep:
         path = _write_cell(self.directory, cell)
         outcome = _Outcome()
         with outcome:
-            split = self.splits.of(cell.config)
+            dataset = self.splits.of(cell.config)
             earlier = _to_resume(cell.config)
             if earlier is not None:
                 self.display.line(f"goes on with {earlier.path.name}, which has {resume.rounds_done(earlier)} rounds")
-            result = run(path, resume=earlier is not None, session=session, split=split)
+            result = run(path, resume=earlier is not None, session=session, dataset=dataset)
             return RunDirectory(result.directory)
         self.failed[cell.name] = outcome.cause
         path.with_suffix(".error.txt").write_text(outcome.trace, encoding="utf-8")
@@ -167,14 +167,14 @@ class _Splits:
     """The data sets of a sweep, each loaded once."""
 
     def __init__(self) -> None:
-        self._loaded: dict[str, Split] = {}
+        self._loaded: dict[str, Dataset] = {}
         self.notes: list[str] = []
 
-    def of(self, config: Config) -> Split:
+    def of(self, config: Config) -> Dataset:
         """The data set of a cell."""
         key = json.dumps(config.data.model_dump(exclude={"augment"}), sort_keys=True)
         if key not in self._loaded:
-            self._loaded[key] = load_split(config, self.notes)
+            self._loaded[key] = load_dataset(config, self.notes)
         return self._loaded[key]
 
 
@@ -200,7 +200,7 @@ def _directory(grid: Grid) -> Path:
     """The folder of this sweep: the same whenever the same cells are run."""
     cells = [[cell.name, cell.config.hash(), cell.config.rounds] for cell in grid.cells]
     digest = hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:8]
-    path = lasting(grid.cells[0].config.output.dir) / f"sweep-{grid.name}-{digest}"
+    path = persistent_path(grid.cells[0].config.output.dir) / f"sweep-{grid.name}-{digest}"
     try:
         (path / "cells").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -216,7 +216,7 @@ def _write_cell(directory: Path, cell: Cell) -> Path:
 
 
 def _runs(config: Config) -> list[RunDirectory]:
-    root = lasting(config.output.dir)
+    root = persistent_path(config.output.dir)
     return [RunDirectory(path) for path in find_runs(root, config.hash())]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raysim.core.records import IntArray
 from raysim.local.batched.dense_stack import ALIGNED, LEAST_PRODUCT, DenseStack
-from raysim.local.batched.schedule import Course, Member, packed
+from raysim.local.batched.schedule import BatchedClient, BatchSchedule, packed
 from raysim.local.dense_gradient import DenseGradient
 from raysim.local.loop import Job, LocalResult
 from raysim.local.sgd import sgd
@@ -37,7 +37,7 @@ _Losses = dict[int, list[Tensor]]
 """Where the losses go, of those clients whose losses are asked for, by position."""
 
 
-class ClientBatch:
+class CpuBatchTrainer:
     """Trains groups of clients with plain SGD; `of` says for which models and settings."""
 
     least = LEAST  # clients of a group: fewer have the same bits outside
@@ -50,7 +50,7 @@ class ClientBatch:
         self._tried: dict[int, bool] = {}
 
     @classmethod
-    def of(cls, model: FlatModel, algorithm: object, scale: ImageScale) -> "ClientBatch | None":
+    def of(cls, model: FlatModel, algorithm: object, scale: ImageScale) -> "CpuBatchTrainer | None":
         """For a small network of linear layers and ReLUs under plain SGD on a CPU, without augmentation; else None.
 
         Momentum and weight decay may be on; a gradient is clipped one client at a time. Several threads would share out
@@ -82,13 +82,13 @@ class ClientBatch:
         ]
 
     @torch.no_grad()
-    def train(self, members: Sequence[Member], seed: int) -> list[tuple[LocalResult, Tensor]]:
+    def train(self, members: Sequence[BatchedClient], seed: int) -> list[tuple[LocalResult, Tensor]]:
         """(result, trained parameters: P) of each client; most is gained where neighbours are of similar size.
 
         The model ends with the parameters at which the clients start.
         """
         began = time.perf_counter()
-        courses = [Course.of(m.job, self.algorithm, seed) for m in members]
+        courses = [BatchSchedule.of(m.job, self.algorithm, seed) for m in members]
         stack = DenseStack(self.dense, members[0].job.start_P, len(members), self.algorithm)
         for epoch in range(max(len(c.epochs) for c in courses)):
             due = {k: course.losses for k, course in enumerate(courses) if epoch == len(course.epochs) - 1}
@@ -116,7 +116,7 @@ class ClientBatch:
                 runs += [[pair] for pair in pairs]
         return runs
 
-    def _step_together(self, stack: DenseStack, members: Sequence[Member], run: _Run, due: _Losses) -> None:
+    def _step_together(self, stack: DenseStack, members: Sequence[BatchedClient], run: _Run, due: _Losses) -> None:
         """One step of neighbours."""
         device, first = stack.params_GP.device, run[0][0]
         images = np.concatenate([members[k].data.images[rows] for k, rows in run])
@@ -128,7 +128,7 @@ class ClientBatch:
             if k in due:
                 due[k].append(_aten.nll_loss_forward(slice_, labels_B, None, 1, -100)[0])
 
-    def _step_alone(self, stack: DenseStack, members: Sequence[Member], run: _Run, due: _Losses) -> None:
+    def _step_alone(self, stack: DenseStack, members: Sequence[BatchedClient], run: _Run, due: _Losses) -> None:
         """One step of one client, on the model itself."""
         k, rows = run[0]
         job, data, model = members[k].job, members[k].data, self.model
@@ -137,7 +137,7 @@ class ClientBatch:
         model.params_P.copy_(stack.params_GP[k])
         loss = self.dense(x, labels_B)
         if self.algorithm.momentum:
-            job.kept["velocity"] = stack.velocity_GP[k]
+            job.scratch["velocity"] = stack.velocity_GP[k]
         self.algorithm.step(job)
         stack.params_GP[k].copy_(model.params_P)
         if k in due:

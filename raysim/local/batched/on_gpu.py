@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from raysim.core.records import Float32Array, IntArray
-from raysim.local.batched.schedule import Course, Member, packed
+from raysim.local.batched.schedule import BatchedClient, BatchSchedule, packed
 from raysim.local.loop import ClientData, Job, LocalResult
 from raysim.local.sgd import sgd
 from raysim.models.flat_model import FlatModel, ImageScale
@@ -28,7 +28,7 @@ LARGEST_BATCH = 256  # samples of one client in a step: larger batches keep a GP
 MOST_IMAGE_BYTES = 1 << 30  # of a group's clients together
 
 
-class StackedBatch:
+class VmapTrainer:
     """Trains groups of clients with plain SGD; `of` says for which models and settings."""
 
     least = 1  # clients of a group: one alone is filled up, too, or it would matter whom it is dealt out with
@@ -40,7 +40,7 @@ class StackedBatch:
     @classmethod
     def of(
         cls, model: FlatModel, algorithm: object, scale: ImageScale, bf16: bool, image_shape: tuple[int, int, int]
-    ) -> "StackedBatch | None":
+    ) -> "VmapTrainer | None":
         """For a network without running statistics and dropout, under plain SGD, without augmentation; else None.
 
         What is random, or cannot be done for several networks at once, fails the trial.  image_shape: channels, height,
@@ -60,14 +60,14 @@ class StackedBatch:
         return packed(by_size, sizes_K, image_bytes, self.width, MOST_IMAGE_BYTES)
 
     @torch.no_grad()
-    def train(self, members: Sequence[Member], seed: int) -> list[tuple[LocalResult, Tensor]]:
+    def train(self, members: Sequence[BatchedClient], seed: int) -> list[tuple[LocalResult, Tensor]]:
         """(result, trained parameters: P) of each client, `width` of them at most.
 
         The model ends with the parameters at which the clients start.
         """
         began = time.perf_counter()
         self.model.module.train()
-        courses = [Course.of(m.job, self.algorithm, seed) for m in members]
+        courses = [BatchSchedule.of(m.job, self.algorithm, seed) for m in members]
         order = sorted(range(len(members)), key=lambda k: -courses[k].steps)
         params_GP, losses_TG = self._train([members[k] for k in order], [courses[k] for k in order])
         each_s = (time.perf_counter() - began) / sum(m.job.n for m in members)
@@ -79,7 +79,7 @@ class StackedBatch:
             found[k] = course.result(each_s * member.job.n), params_GP[place]
         return [found[k] for k in range(len(members))]
 
-    def _train(self, members: Sequence[Member], courses: Sequence[Course]) -> tuple[Tensor, Tensor]:
+    def _train(self, members: Sequence[BatchedClient], courses: Sequence[BatchSchedule]) -> tuple[Tensor, Tensor]:
         """(params_GP, losses_TG on the CPU) of members that are sorted by their number of steps, most first."""
         device, start_P = self.model.params_P.device, members[0].job.start_P
         images = torch.from_numpy(np.concatenate([m.data.images for m in members])).to(device)
@@ -97,7 +97,9 @@ class StackedBatch:
             losses.append(loss_G)
         return params_GP, torch.stack(losses).cpu()  # read once: reading waits for everything before it
 
-    def _batches(self, members: Sequence[Member], courses: Sequence[Course]) -> tuple[IntArray, Float32Array]:
+    def _batches(
+        self, members: Sequence[BatchedClient], courses: Sequence[BatchSchedule]
+    ) -> tuple[IntArray, Float32Array]:
         """(rows of every step, the weight of each: 1 / samples in its batch, 0 where there is none), T x G x B."""
         shape = courses[0].steps, self.width, self.algorithm.batch_size
         index_TGB, weight_TGB = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
@@ -121,7 +123,7 @@ class StackedBatch:
         n, draw = self.algorithm.batch_size + 1, np.random.default_rng(0)
         start_P = self.model.params_P.detach().clone()
         members = [
-            Member(
+            BatchedClient(
                 Job(self.model, start_P, self.algorithm.lr, 0, k, n),
                 ClientData(draw.integers(0, 256, (n, *image_shape), np.uint8), draw.integers(0, 2, n), n),
             )

@@ -13,7 +13,7 @@ from raysim.local.sgd import sgd
 
 
 @dataclass(frozen=True)
-class Member:
+class BatchedClient:
     """A client of a group.  job: as in `training.train_client`."""
 
     job: Job
@@ -21,14 +21,14 @@ class Member:
 
 
 @dataclass
-class Course:
+class BatchSchedule:
     """What a client goes through: the rows of each batch, by epoch; the losses of the last epoch."""
 
     epochs: list[list[IntArray]]
     losses: list[Tensor] = field(default_factory=list)
 
     @classmethod
-    def of(cls, job: Job, algorithm: sgd, seed: int) -> "Course":
+    def of(cls, job: Job, algorithm: sgd, seed: int) -> "BatchSchedule":
         """The batches that this client sees when it trains alone."""
         order = rng.stream(seed, rng.BATCHES, job.round, job.client)
         epochs: list[list[IntArray]] = [[]]

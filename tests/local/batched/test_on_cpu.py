@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from raysim.local.batched import on_cpu
 from raysim.local.batched.dense_stack import LEAST_PRODUCT
-from raysim.local.batched.on_cpu import ClientBatch, Member
+from raysim.local.batched.on_cpu import BatchedClient, CpuBatchTrainer
 from raysim.local.fedprox import fedprox
 from raysim.local.loop import ClientData, Job, LocalResult, train_client
 from raysim.local.sgd import sgd
@@ -62,9 +62,9 @@ def one_by_one(model: FlatModel, local: sgd, datas: list[ClientData]) -> list[Ou
     return found
 
 
-def at_once(batch: ClientBatch, model: FlatModel, datas: list[ClientData], group: list[int]) -> list[Outcome]:
+def at_once(batch: CpuBatchTrainer, model: FlatModel, datas: list[ClientData], group: list[int]) -> list[Outcome]:
     start = model.snapshot()
-    members = [Member(job(model, start, k, datas[k]), datas[k]) for k in group]
+    members = [BatchedClient(job(model, start, k, datas[k]), datas[k]) for k in group]
     pairs = zip(members, batch.train(members, seed=1), strict=True)
     return [(result, params_P, member.job.steps) for member, (result, params_P) in pairs]
 
@@ -95,7 +95,7 @@ def test_any_group_has_the_bits_of_one_client_after_the_other(network: Any, loca
     """Parameters, losses and steps, for any sizes, shapes and groupings; networks too small for it are left alone."""
     hidden, pixels, classes = network
     model, datas = made(hidden, pixels, classes), clients(sizes, pixels, classes)
-    batch = ClientBatch.of(model, local, SCALE)
+    batch = CpuBatchTrainer.of(model, local, SCALE)
     shapes = [m.weight.numel() for m in model.module.modules() if isinstance(m, torch.nn.Linear)]
     if batch is None:
         assert local.batch_size * min(shapes) < LEAST_PRODUCT
@@ -115,7 +115,7 @@ def test_a_groups_size_changes_no_bit_of_a_network_as_it_is_used(count: int):
     """100 hidden units, twice, on 28 x 28 pixels, 50 samples each: all batches are full."""
     model, datas = made([100, 100], 784, 10), clients([50] * count, 784, 10)
     local = sgd(batch_size=10, epochs=2)
-    batch = ClientBatch.of(model, local, SCALE)
+    batch = CpuBatchTrainer.of(model, local, SCALE)
     assert batch is not None
     together = at_once(batch, model, datas, list(range(count)))
     assert all(map(same, together, one_by_one(model, local, datas)))
@@ -125,7 +125,7 @@ def test_a_groups_size_changes_no_bit_of_a_network_as_it_is_used(count: int):
 def test_batches_of_one_size_are_multiplied_together(monkeypatch: pytest.MonkeyPatch):
     """Three clients of 25 samples and one of 13, in batches of 10: four at once, three (and 3 alone), three of 5."""
     model, local = made([], 64, 10), sgd(batch_size=10)
-    batch = ClientBatch.of(model, local, SCALE)
+    batch = CpuBatchTrainer.of(model, local, SCALE)
     assert batch is not None
     assert batch._stackable(5)
     datas = clients([25, 25, 25, 13], 64, 10)
@@ -160,13 +160,13 @@ def cnn() -> FlatModel:
     ids=["cnn", "fedprox", "clip", "augmented", "unaligned rows", "batches of one", "tiny products", "large"],
 )
 def test_everything_else_is_trained_one_client_at_a_time(model: Callable[[], FlatModel], local: sgd, scale: ImageScale):
-    assert ClientBatch.of(model(), local, scale) is None
+    assert CpuBatchTrainer.of(model(), local, scale) is None
 
 
 def test_several_threads_train_one_client_at_a_time():
-    assert ClientBatch.of(made([], 64, 10), sgd(), SCALE) is not None
+    assert CpuBatchTrainer.of(made([], 64, 10), sgd(), SCALE) is not None
     torch.set_num_threads(2)
-    assert ClientBatch.of(made([], 64, 10), sgd(), SCALE) is None
+    assert CpuBatchTrainer.of(made([], 64, 10), sgd(), SCALE) is None
 
 
 def test_a_machine_that_computes_stacks_in_another_way_does_without(monkeypatch: pytest.MonkeyPatch):
@@ -179,21 +179,21 @@ def test_a_machine_that_computes_stacks_in_another_way_does_without(monkeypatch:
         return result
 
     model = made([32], 64, 10)
-    assert ClientBatch.of(model, sgd(), SCALE) is not None
+    assert CpuBatchTrainer.of(model, sgd(), SCALE) is not None
     monkeypatch.setattr(torch, "bmm", rounded)
-    assert ClientBatch.of(model, sgd(), SCALE) is None
+    assert CpuBatchTrainer.of(model, sgd(), SCALE) is None
 
 
 def test_trying_a_machine_out_leaves_the_model_as_it_was():
     model = made([32], 64, 10)
     before = model.params_P.detach().clone()
-    assert ClientBatch.of(model, sgd(), SCALE) is not None
+    assert CpuBatchTrainer.of(model, sgd(), SCALE) is not None
     assert torch.equal(model.params_P, before)
 
 
 def test_groups_hold_every_client_once_the_largest_first_and_fit_into_memory(monkeypatch: pytest.MonkeyPatch):
     """1,000 bytes an image and room for 100,000: that is two clients of 40 samples, too few, or three of 32."""
-    batch = ClientBatch.of(made([], 64, 10), sgd(batch_size=8), SCALE)
+    batch = CpuBatchTrainer.of(made([], 64, 10), sgd(batch_size=8), SCALE)
     assert batch is not None
     monkeypatch.setattr(on_cpu, "MOST_IMAGE_BYTES", 100_000)
     assert batch.groups([20, 40, 10, 32, 30], 1000) == [[1], [3, 4, 0], [2]]
@@ -203,6 +203,6 @@ def test_groups_hold_every_client_once_the_largest_first_and_fit_into_memory(mon
 
 def test_clients_of_few_batches_are_grouped_by_their_very_size():
     """Batches of 8: those of 16 and more have two full ones in common, those of 9 both of theirs, 5 and 3 nothing."""
-    batch = ClientBatch.of(made([], 64, 10), sgd(batch_size=8), SCALE)
+    batch = CpuBatchTrainer.of(made([], 64, 10), sgd(batch_size=8), SCALE)
     assert batch is not None
     assert batch.groups([9, 30, 3, 9, 16, 5, 9, 17], 64) == [[1, 7, 4], [0, 3, 6], [5], [2]]

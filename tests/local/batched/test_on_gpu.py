@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from raysim.local.batched.on_gpu import StackedBatch
-from raysim.local.batched.schedule import Member
+from raysim.local.batched.on_gpu import VmapTrainer
+from raysim.local.batched.schedule import BatchedClient
 from raysim.local.fedprox import fedprox
 from raysim.local.loop import ClientData, Job, LocalResult, train_client
 from raysim.local.sgd import sgd
@@ -25,16 +25,16 @@ def network(name: str = "cnn", **keys: Any) -> FlatModel:
     return FlatModel(getattr(architectures, name)(SHAPE[0], SHAPE[1:], 5, **keys))
 
 
-def clients(model: FlatModel, sizes: list[int]) -> list[Member]:
+def clients(model: FlatModel, sizes: list[int]) -> list[BatchedClient]:
     draw, start_P = np.random.default_rng(1), model.params_P.detach().clone()
     datas = [ClientData(draw.integers(0, 256, (n, *SHAPE), np.uint8), draw.integers(0, 5, n), n) for n in sizes]
-    return [Member(Job(model, start_P, 0.05, 3, k, len(d.labels_N)), d) for k, d in enumerate(datas)]
+    return [BatchedClient(Job(model, start_P, 0.05, 3, k, len(d.labels_N)), d) for k, d in enumerate(datas)]
 
 
 Outcome = tuple[LocalResult, torch.Tensor]
 
 
-def alone(model: FlatModel, local: sgd, members: list[Member], bf16: bool = False) -> list[Outcome]:
+def alone(model: FlatModel, local: sgd, members: list[BatchedClient], bf16: bool = False) -> list[Outcome]:
     found = []
     for member in copy.deepcopy(members):
         job = Job(model, member.job.start_P, member.job.lr, member.job.round, member.job.client, member.job.n)
@@ -57,7 +57,7 @@ def alone(model: FlatModel, local: sgd, members: list[Member], bf16: bool = Fals
 def test_clients_of_unequal_sizes_end_where_they_end_alone(local: sgd):
     model = network(width=4, hidden=16)
     members = clients(model, SIZES)
-    batch = StackedBatch(model, local, SCALE, False, len(SIZES))
+    batch = VmapTrainer(model, local, SCALE, False, len(SIZES))
     start_P = model.params_P.detach().clone()
     for (result, params_P), (expected, expected_P), member in zip(
         batch.train(members, 1), alone(model, local, members), members, strict=True
@@ -78,7 +78,7 @@ def normalised() -> FlatModel:
 def test_any_network_without_running_statistics_takes_part(model: FlatModel):
     local = sgd(batch_size=4)
     members = clients(model, [9, 6])
-    batch = StackedBatch(model, local, SCALE, False, 2)
+    batch = VmapTrainer(model, local, SCALE, False, 2)
     for (result, params_P), (expected, expected_P) in zip(
         batch.train(members, 1), alone(model, local, members), strict=True
     ):
@@ -89,7 +89,7 @@ def test_any_network_without_running_statistics_takes_part(model: FlatModel):
 def test_in_bf16_the_loss_is_that_of_autocast():
     model, local = network(width=4, hidden=16), sgd(batch_size=8)
     members = clients(model, SIZES)
-    batch = StackedBatch(model, local, SCALE, True, len(SIZES))
+    batch = VmapTrainer(model, local, SCALE, True, len(SIZES))
     found, expected = batch.train(members, 1), alone(model, local, members, bf16=True)
     assert [r.loss for r, _ in found] == pytest.approx([r.loss for r, _ in expected], rel=0.02)
 
@@ -97,12 +97,12 @@ def test_in_bf16_the_loss_is_that_of_autocast():
 def test_a_clients_bits_do_not_depend_on_the_others():
     """Alone, in another order, and beside one whose images are others."""
     model, local = network(width=4, hidden=16), sgd(batch_size=8, epochs=2)
-    batch = StackedBatch.of(model, local, SCALE, False, SHAPE)
+    batch = VmapTrainer.of(model, local, SCALE, False, SHAPE)
     assert batch is not None
     members = clients(model, SIZES)
     expected = batch.train(members, 1)
     members[2].data.images[:] = 0
-    other = Member(Job(model, members[2].job.start_P, 0.05, 3, 2, 40), members[2].data)
+    other = BatchedClient(Job(model, members[2].job.start_P, 0.05, 3, 2, 40), members[2].data)
     shuffled = [members[5], other, members[0]]
     for (result, params_P), k in zip(batch.train(shuffled, 1), (5, 2, 0), strict=True):
         if k != 2:
@@ -115,7 +115,7 @@ def test_a_clients_bits_do_not_depend_on_the_others():
 
 
 def test_groups_hold_every_client_once_and_no_more_than_fit():
-    batch = StackedBatch(network(), sgd(), SCALE, False, 4)
+    batch = VmapTrainer(network(), sgd(), SCALE, False, 4)
     groups = batch.groups([5, 100, 7, 7, 3, 50], image_bytes=192)
     assert sorted(i for group in groups for i in group) == list(range(6))
     assert groups[0] == [1, 5, 2, 3]
@@ -145,4 +145,4 @@ class Coin(nn.Module):
     ],
 )
 def test_what_it_cannot_do_is_left_to_one_client_after_another(model: FlatModel, local: Any, scale: ImageScale):
-    assert StackedBatch.of(model, local, scale, False, SHAPE) is None
+    assert VmapTrainer.of(model, local, scale, False, SHAPE) is None
