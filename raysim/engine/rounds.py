@@ -56,6 +56,12 @@ class Round:
         self._reports: dict[int, ClientReport] = {}
         self._parts: list[Part] = []
         self._sums: list[PartialSum] = []
+
+    def train(self) -> None:
+        """Train the cohort on the workers, once. Afterwards `reports`, `clients` and the questions below have answers.
+
+        Raises ClientError or DivergenceError for a client that fails, unless failures are dropped.
+        """
         self._train(list(self.tasks))
 
     @property

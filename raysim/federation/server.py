@@ -115,6 +115,7 @@ class Server:
         round_ = Round(
             self.pool, number, model_ref, tasks, sum_weights, len(state.model.params_P), drop_failures=not keep_all
         )
+        round_.train()
         trained, waited_s = time.monotonic(), usage.waited_s - waited_s
         tasks = [round_.tasks[k] for k in round_.clients]
         if not tasks:

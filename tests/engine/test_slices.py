@@ -84,6 +84,7 @@ def test_no_client_is_counted_twice_when_a_second_worker_dies_after_it_has_answe
     monkeypatch.setattr(collect.ray, "get", lambda ref, **_: ref)
     sum_weights = {k: SumWeights(1.0, 0.0, 0.0) for k in (1, 2, 3)}
     round_ = Round(TwoDeaths(), 1, None, [ClientTask(k, 1) for k in (1, 2, 3)], sum_weights if streams else None, 1)  # type: ignore[arg-type]
+    round_.train()
     assert round_.sums(sum_weights)[0].tolist() == [1110.0]
 
 
@@ -127,5 +128,6 @@ def test_lost_slices_are_asked_for_again_until_all_are_answered(monkeypatch: pyt
     monkeypatch.setattr(slices, "SLICE_BYTES", 4 * 3)  # one coordinate of three clients
     pool = LosesSlicesOnce()
     round_ = Round(pool, 1, None, [ClientTask(k, 1) for k in (1, 2, 3)], None, 3)  # type: ignore[arg-type]
+    round_.train()
     assert round_.by_coordinate(np.sum).tolist() == [3, 2, 7]
     assert pool.lost == {0, 1, 2}
