@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 from harness import opened, round_seconds
 
-from raysim.config.schema import load_config
+from raysim.config.load import load_config
 from raysim.federation.server import Server, cohort
 
 ROOT = Path(__file__).resolve().parent.parent

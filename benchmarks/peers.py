@@ -86,7 +86,7 @@ def run(workload: dict[str, Any], folder: str, precision: str, workers: int) -> 
     """(seconds of start-up, times) of a workload."""
     from harness import opened
 
-    from raysim.config.schema import load_config
+    from raysim.config.load import load_config
     from raysim.federation.server import Server
 
     with np.load(Path(folder) / "partitions.npz") as arrays:

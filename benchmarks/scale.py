@@ -22,7 +22,7 @@ import psutil
 from harness import opened, round_seconds
 from memory import MB, Watch
 
-from raysim.config.schema import load_config
+from raysim.config.load import load_config
 
 EXPERIMENT = Path(__file__).resolve().parent.parent / "experiments" / "speed" / "million.yaml"
 WARM_UP = 3  # rounds

@@ -6,7 +6,7 @@ from typing import Any
 __version__ = "0.1.0"
 __all__ = ["Result", "__version__", "load_config", "run"]
 
-_HOMES = {"run": "raysim.lifecycle.runner", "Result": "raysim.lifecycle.summary", "load_config": "raysim.config.schema"}
+_HOMES = {"run": "raysim.lifecycle.runner", "Result": "raysim.lifecycle.summary", "load_config": "raysim.config.load"}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ OUIs, are taken to be public: no noise hides what they say.
 from importlib.util import find_spec
 from typing import Any
 
-from raysim.config.update_options import Update
+from raysim.config.schema import Update
 from raysim.core.errors import UserError
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from raysim.config.schema import Config, Resources, load_config
+from raysim.config.load import load_config
+from raysim.config.schema import Config, Resources
 from raysim.core.errors import UserError
 from raysim.engine.inventory import Inventory, Machine, take_inventory
 from raysim.engine.placement import capacity, place

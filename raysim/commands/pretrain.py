@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from raysim.config.load import apply_overrides, validate
 from raysim.config.registry import check_name, check_parameters, resolve
-from raysim.config.schema import apply_overrides, validate
 from raysim.config.yaml_io import read_yaml
 from raysim.core import rng
 from raysim.core.errors import ConfigError, UserError

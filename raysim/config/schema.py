@@ -1,24 +1,139 @@
-"""The configuration: its keys, their defaults and ranges, and how it is read from YAML and dotted overrides."""
+"""The configuration: every key, with its type, range, default and meaning."""
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
-
-from raysim.config.registry import check_name, check_parameters, parameters, problems_of, resolve
-from raysim.config.sections import AggregationSection, DataSection, FineTuning, PartitionSection, Section
-from raysim.config.update_options import Update
-from raysim.config.yaml_io import parse_overrides, plain_copy, read_yaml
-from raysim.core.errors import ConfigError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Base(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, protected_namespaces=())
+
+
+class Section(BaseModel):
+    """A plug-in: its name, and beside it the plug-in's own keys."""
+
+    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True, protected_namespaces=())
+    name: str
+    """Name of the plug-in (`python -m raysim list` shows them), or `package.module:attribute`."""
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The plug-in's own keys, defaults filled in."""
+        return self.__pydantic_extra__ or {}
+
+
+class DataSection(Section):
+    """Which images: a data set, and how much of it."""
+
+    train_samples: Annotated[int, Field(ge=1)] | None = None
+    """Use only this many training images, class-balanced; null for all."""
+    test_samples: Annotated[int, Field(ge=1)] | None = None
+    """Use only this many test images, class-balanced; null for all."""
+    public_frac: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+    """Class-balanced fraction of the training images that no client owns: for the oracle, or to pretrain on."""
+    augment: list[Literal["crop", "flip"]] = []
+    """Augmentation of training batches, drawn per client and round: random crop after 4-pixel padding, mirror."""
+
+
+class PartitionSection(Section):
+    """Who owns which training sample, and what is changed afterwards (in the order below)."""
+
+    stream: Literal["raysim", "numpy"] = "raysim"
+    """Random numbers that deal out the samples: raysim's own, or numpy.random.RandomState(seed) of earlier code."""
+    rare: dict[str, Any] | None = None
+    """Cut a fraction of clients to few samples: {fraction: 0.2, max_samples: 120}."""
+    label_noise: dict[str, Any] | None = None
+    """Replace labels of a fraction of clients: {fraction: 0.2, rate: 0.4, kind: symmetric}."""
+    input_noise: dict[str, Any] | None = None
+    """Add Gaussian noise to the images of a fraction of clients: {fraction: 0.2, std: 0.1}."""
+
+
+class AggregationSection(Section):
+    """How much each client's update counts."""
+
+    weight_by: Literal["real", "total"] = "real"
+    """What n_k counts: real samples, or real plus synthetic ones."""
+    buffers: Literal["average", "local", "global"] = "average"
+    """Running statistics (BatchNorm): averaged by size, each client's own, or fixed at the initial ones."""
+
+
+class FineTuning(_Base):
+    """How well the global model serves a client that trains it on its own samples first; changes no bit of the run."""
+
+    every: Annotated[int, Field(ge=1)] | None = None
+    """Rounds between such evaluations, of which the last round is always one; null: none at all."""
+    clients: Annotated[int, Field(ge=1)] | None = None
+    """How many clients are tuned, the same ones each time; null: all."""
+    epochs: Annotated[int, Field(ge=1)] = 1
+    """Passes over the client's samples, with plain SGD."""
+    batch_size: Annotated[int, Field(ge=1)] = 32
+    """Samples a step."""
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
+    """Learning rate."""
+    test_images: Annotated[int, Field(ge=1)] | None = 100
+    """Test images of each class that a tuned model is evaluated on; null: all."""
+
+
+class Update(_Base):
+    """What a client does to its update before sending it, and the noise that hides it; everything is off by default."""
+
+    top_k: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    """Fraction of the coordinates that is sent, the largest; the rest is remembered and added to the next update."""
+    quantise: Annotated[int, Field(ge=2, le=16)] | None = None
+    """Bits of each coordinate sent, rounded at random to a level above or below, right on average; null: float32."""
+    clip: Positive | None = None
+    """Largest Euclidean norm of a client's update; longer ones are scaled down to it."""
+    noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Standard deviation of Gaussian noise in units of what one client can change (`clip`); 0: none."""
+    noise_at: Literal["server", "client"] = "server"
+    """Who adds the noise: the server once to the weighted sum, or every client to its own update."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """The delta of (epsilon, delta)-differential privacy for which epsilon is worked out."""
+
+    @property
+    def private(self) -> bool:
+        """Whether noise is added, and so an epsilon exists."""
+        return self.noise_multiplier > 0
+
+    @property
+    def changes_updates(self) -> bool:
+        """Whether clients send anything but the plain update."""
+        return any((self.top_k, self.quantise, self.clip, self.private and self.noise_at == "client"))
+
+    def problems(self) -> list[str]:
+        """What does not go together, one line a problem."""
+        found = []
+        if self.private and self.clip is None:
+            found.append(
+                f"update.noise_multiplier = {self.noise_multiplier:g}: noise hides a client only if its update is "
+                "bounded; set update.clip"
+            )
+        if self.private and self.noise_at == "client" and (self.top_k or self.quantise):
+            found.append(
+                "update.noise_at = client: noise on every coordinate undoes update.top_k and update.quantise; use "
+                "update.noise_at=server, or leave them out"
+            )
+        return found
+
+    def bytes_up(self, parameters: int) -> int:
+        """Bytes of one client's update of this many parameters as it is sent.
+
+        Dense: float32, or `quantise` bits each and one float32 scale.  Sparse: a 4-byte index with each value.
+        """
+        sent = kept(self.top_k, parameters)
+        bits = self.quantise or 32
+        scale = 4 if self.quantise else 0
+        return -(-sent * bits // 8) + scale + (4 * sent if self.top_k else 0)
+
+
+def kept(top_k: float | None, parameters: int) -> int:
+    """How many coordinates are sent: round(top_k P), at least one."""
+    return parameters if top_k is None else max(1, round(top_k * parameters))
 
 
 class Resources(_Base):
@@ -126,134 +241,3 @@ class Config(_Base):
 
 PLUGIN_SECTIONS = ("data", "partition", "allocation", "generator", "model", "local", "aggregation", "server")
 MODIFIERS = ("rare", "label_noise", "input_noise")
-_PLAIN: dict[str, type[BaseModel]] = {
-    "update": Update, "fine_tuning": FineTuning, "resources": Resources, "tracking": Tracking, "output": Output,
-}
-
-
-def apply_overrides(plain: dict[str, Any], overrides: Iterable[str]) -> list[str]:
-    """Set dotted keys (`allocation.beta=8`) in place; returns notes on keys that a changed name made meaningless."""
-    # A changed name comes first: the file's keys for the old plug-in go, the command line's own keys stay.
-    assignments = sorted(parse_overrides(overrides), key=lambda a: a[0][-1] != "name")
-    notes: list[str] = []
-    for steps, value in assignments:
-        node = plain
-        for step in steps[:-1]:
-            if not isinstance(node.get(step), dict):
-                node[step] = {}
-            node = node[step]
-        if steps[-1] == "name" and len(steps) == 2 and steps[0] in PLUGIN_SECTIONS and node.get("name") != value:
-            notes += _drop_foreign_keys(steps[0], node, value)
-        node[steps[-1]] = value
-    return notes
-
-
-def _drop_foreign_keys(section: str, node: dict[str, Any], name: Any) -> list[str]:
-    """Forget the keys of a section that the newly named plug-in does not take."""
-    if not isinstance(name, str):
-        return []
-    try:
-        known = {*parameters(resolve(section, name)).model_fields, *_section_class(section).model_fields}
-    except LookupError:
-        return []  # the name itself is reported later
-    dropped = [key for key in node if key not in known]
-    for key in dropped:
-        del node[key]
-    keys = ", ".join(f"{section}.{key}" for key in dropped)
-    return [f"{section}.name={name} leaves out {keys}, which {name!r} does not take"] if dropped else []
-
-
-def _section_class(section: str) -> type[BaseModel]:
-    return cast(type[BaseModel], Config.model_fields[section].annotation)
-
-
-_Model = TypeVar("_Model", bound=BaseModel)
-
-
-def validate(model: type[_Model], plain: dict[str, Any], source: str) -> _Model:
-    """A pydantic model from plain data; every problem in one ConfigError."""
-    try:
-        return model.model_validate(plain)
-    except ValidationError as error:
-        raise ConfigError(problems_of(error, model, plain), source) from error
-
-
-def build(
-    plain: dict[str, Any], source: str = "the configuration", sections: Sequence[str] = PLUGIN_SECTIONS
-) -> Config:
-    """A checked configuration; ConfigError lists every problem.
-
-    sections: the plug-ins whose parameters are checked (and which are therefore imported); of the others only the name.
-    """
-    plain = {**plain, **{section: _named(section, plain[section]) for section in PLUGIN_SECTIONS if section in plain}}
-    problems: list[str] = []
-    config, failure = None, None
-    try:
-        config = Config.model_validate(plain)
-    except ValidationError as error:
-        failure = error
-    deeper: list[str] = []
-    for section in PLUGIN_SECTIONS:
-        given = plain.get(section, Config.model_fields[section].default)
-        given = given.model_dump() if isinstance(given, Section) else given
-        if isinstance(given, dict) and isinstance(given.get("name"), str):
-            checked, found = _check_section(section, given, section in sections)
-            problems += found
-            deeper += [f"{section}.{key}" for key in checked]
-            if config is not None and not found:
-                setattr(config, section, _section_class(section).model_validate(checked))
-    deeper += [f"{section}.{key}" for section, model in _PLAIN.items() for key in model.model_fields]
-    problems += problems_of(failure, Config, plain, elsewhere=deeper) if failure else []
-    problems += _cross_checks(config) if config is not None else []
-    if problems or config is None:
-        raise ConfigError(problems, source)
-    return config
-
-
-def _named(section: str, given: Any) -> Any:
-    """A section without a name means the default plug-in."""
-    default = Config.model_fields[section].default
-    return {"name": default.name, **given} if isinstance(given, dict) and isinstance(default, Section) else given
-
-
-def _check_section(section: str, given: dict[str, Any], deep: bool) -> tuple[dict[str, Any], list[str]]:
-    """(the section with defaults filled in, problems): the keys of its plug-in, and of the modifiers of a partition."""
-    name, own = given["name"], _section_class(section).model_fields
-    common = {key: value for key, value in given.items() if key in own}
-    problems: list[str] = []
-    for key in MODIFIERS if section == "partition" else ():
-        if isinstance(common.get(key), dict):
-            common[key], found = check_parameters(resolve("modifier", key), common[key], f"partition.{key}")
-            problems += found
-    extras = {key: value for key, value in given.items() if key not in own}
-    try:
-        if not deep:
-            problem = check_name(section, name)
-            return {**extras, **common}, [*problems, *([f"{section}.name = {name}: {problem}"] if problem else [])]
-        params, found = check_parameters(resolve(section, name), extras, section, also=own)
-    except LookupError as error:
-        return given, [*problems, f"{section}.name = {name}: {error}"]
-    return {**common, **params}, problems + found
-
-
-def _cross_checks(config: Config) -> list[str]:
-    clients, per_round = config.partition.params.get("clients"), config.clients_per_round
-    if isinstance(clients, int) and isinstance(per_round, int) and per_round > clients:
-        there = f"there are only {clients} clients (partition.clients); use at most {clients}"
-        return [*config.update.problems(), f"clients_per_round = {per_round}: {there}, or a fraction such as 1.0"]
-    return config.update.problems()
-
-
-def load_config(
-    source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), sections: Sequence[str] = PLUGIN_SECTIONS
-) -> Config:
-    """A checked configuration from a YAML file or a mapping, with dotted overrides such as `allocation.beta=8`.
-
-    Raises ConfigError that lists every problem, each with its key, its value, what is accepted and the nearest name.
-    """
-    plain = plain_copy(source) if isinstance(source, Mapping) else read_yaml(source)
-    notes = apply_overrides(plain, overrides)
-    where = "the configuration" if isinstance(source, Mapping) else str(source)
-    config = build(plain, f"{where} with the overrides given" if overrides else where, sections)
-    config.notes.extend(notes)
-    return config

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from raysim.aggregation.oui_probe import Probe
 from raysim.config.plugin_guard import blamed
-from raysim.config.update_options import RESIDUAL
 from raysim.core import rng
 from raysim.core.records import ClientReport, ClientTask, Dataset, ModelState, Partition
 from raysim.engine.messages import Failure, WorkerSetup
@@ -18,7 +17,7 @@ from raysim.engine.reduce import Diverged, checked_norm
 from raysim.local import batchnorm
 from raysim.local.batched.on_cpu import BatchedClient, CpuBatchTrainer
 from raysim.local.batched.on_gpu import VmapTrainer
-from raysim.local.compression import send
+from raysim.local.compression import RESIDUAL, send
 from raysim.local.loop import ClientData, Job, LocalResult, client_data, train_client
 from raysim.models.flat_model import FlatModel, ImageScale, build_model
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from raysim.config.update_options import Update
+from raysim.config.schema import Update
 from raysim.core.records import FloatArray, IntArray
 
 

@@ -26,7 +26,7 @@ from raysim.engine.versions import check_versions
 if TYPE_CHECKING:
     import torch
 
-    from raysim.config.sections import FineTuning
+    from raysim.config.schema import FineTuning
     from raysim.engine.reduce import UpdateSums
     from raysim.evaluation.accuracy import ChunkResult
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from raysim.config.sections import FineTuning
+from raysim.config.schema import FineTuning
 from raysim.core.records import Dataset, FloatArray, IntArray
 from raysim.evaluation.accuracy import by_class, chunks, evaluate_chunks
 from raysim.local.loop import ClientData, Job, train_client

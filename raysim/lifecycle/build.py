@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from raysim.aggregation.privacy import require_library
+from raysim.config.load import load_config
 from raysim.config.plugin_guard import blaming
-from raysim.config.schema import AggregationSection, Config, Section, load_config
+from raysim.config.schema import AggregationSection, Config, Section
 from raysim.config.yaml_io import read_yaml
 from raysim.core.errors import UserError
 from raysim.engine.messages import Plugin, WorkerSetup

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raysim.config.update_options import Update, kept
+from raysim.config.schema import Update, kept
 from raysim.core import rng
+
+RESIDUAL = "update_residual"  # what a client remembers of what it did not send, beside its algorithm's own state
 
 
 def send(

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 from raysim.aggregation import privacy
-from raysim.config.update_options import Update
+from raysim.config.schema import Update
 from raysim.core.errors import UserError
 
 needs_library = pytest.mark.skipif(find_spec("dp_accounting") is None, reason="needs the extra `privacy`")

@@ -16,7 +16,7 @@ from raysim.commands.plan.as_json import as_json, statistics
 from raysim.commands.plan.plan import choose_beta, draw, parse_seeds, plan
 from raysim.commands.plan.speed import Speed, measure
 from raysim.commands.plan.table import print_plan, size
-from raysim.config.schema import load_config
+from raysim.config.load import load_config
 from raysim.core.errors import ConfigError, UserError
 from raysim.data.partitions import dirichlet
 from raysim.lifecycle.prepare import load_dataset, prepare

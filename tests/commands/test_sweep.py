@@ -15,7 +15,7 @@ from raysim.commands.sweep import sweep as sweep_module
 from raysim.commands.sweep import table as sweep_table
 from raysim.commands.sweep.grid import read_sweep
 from raysim.commands.sweep.sweep import sweep
-from raysim.config.schema import load_config
+from raysim.config.load import load_config
 from raysim.core.errors import ConfigError, RayLost, RunError, UserError
 from raysim.core.records import Dataset
 from raysim.core.signals import Interrupted

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
-from raysim.config.schema import Config, load_config
+from raysim.config.load import load_config
+from raysim.config.schema import Config
 from raysim.core.errors import ConfigError, UserError
 from raysim.lifecycle.prepare import prepare
 
@@ -342,9 +343,9 @@ def test_bad_input_is_refused_without_torch_or_ray():
     """In a fresh process: a configuration and data that cannot work load neither."""
     script = f"""
 import sys
-from raysim.config import load_config
-from raysim.errors import UserError
-from raysim.prepare import prepare
+from raysim.config.load import load_config
+from raysim.core.errors import UserError
+from raysim.lifecycle.prepare import prepare
 refused = 0
 for overrides in ["rounds=0", "alpha=1"], ["allocation.name=fedes"], ["data.name=parquet", "data.path=/nowhere"]:
     try:

@@ -11,8 +11,8 @@ import pytest
 from raysim import cli
 from raysim.allocation import policies
 from raysim.commands.plan.plan import plan
+from raysim.config.load import load_config
 from raysim.config.plugin_guard import ask_policy, checked_dataset, checked_images, checked_partition
-from raysim.config.schema import load_config
 from raysim.core.errors import RunError, UserError
 from raysim.lifecycle.prepare import load_dataset, make_partition, prepare
 

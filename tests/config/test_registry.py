@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from raysim.config.load import load_config
 from raysim.config.registry import KINDS, available, check_name, check_parameters, parameters, resolve
-from raysim.config.schema import load_config
 from raysim.core.errors import ConfigError
 from raysim.core.validation import nearest, show
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, features
 from test_files import encode, pictures, write_parquet
 
-from raysim.config.schema import load_config
+from raysim.config.load import load_config
 from raysim.core.records import Dataset
 from raysim.data import decoded_cache, files, parquet
 from raysim.lifecycle.prepare import load_dataset

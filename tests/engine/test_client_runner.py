@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from raysim import Result
-from raysim.config.update_options import Update
+from raysim.config.schema import Update
 from raysim.core.errors import DivergenceError
 from raysim.core.records import ClientReport, ClientTask, Dataset, ModelState, Partition
 from raysim.engine.client_runner import ClientRunner

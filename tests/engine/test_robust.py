@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from raysim import Result
-from raysim.config.schema import load_config
+from raysim.config.load import load_config
 from raysim.core.errors import UserError
 from raysim.engine import rounds
 from raysim.engine.rounds import Round

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from raysim.config.sections import FineTuning
+from raysim.config.schema import FineTuning
 from raysim.core.records import Dataset
 from raysim.evaluation.fine_tuning import fine_tune, fine_tuned_accuracy
 from raysim.evaluation.fine_tuning import test_rows as rows_for

@@ -10,7 +10,7 @@ from diffusers import UNet2DModel
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from raysim.config.schema import read_yaml
+from raysim.config.yaml_io import read_yaml
 from raysim.core import rng
 from raysim.core.errors import RunError, UserError
 from raysim.core.records import Dataset

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from raysim.config.schema import load_config
+from raysim.config.load import load_config
 from raysim.core.errors import UserError
 from raysim.lifecycle.build import build_parts
 from raysim.lifecycle.prepare import load_dataset, prepare

@@ -97,7 +97,7 @@ def test_of_batch_counters_the_largest_counts(run: Run, normalised: dict[str, An
 def test_statistics_are_averaged_whatever_the_rule():
     """n = 10 and 30, running mean 0 and 4: 0.25 * 0 + 0.75 * 4 = 3, though the rule weighs updates 0.9 and 0.1."""
     server = object.__new__(Server)
-    from raysim.config.schema import load_config
+    from raysim.config.load import load_config
     from raysim.core.records import ClientTask
 
     server.config = load_config({"rounds": 1, "data": {"name": "digits"}})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from raysim.config.update_options import Update, kept
+from raysim.config.schema import Update, kept
 from raysim.core.errors import ConfigError
 from raysim.local.compression import clipped, largest, send, stochastic_round
 
@@ -109,7 +109,7 @@ def test_a_fraction_is_rounded_to_whole_coordinates():
     ],
 )
 def test_bad_options_are_refused_with_key_and_remedy(update, message):
-    from raysim.config.schema import load_config
+    from raysim.config.load import load_config
 
     with pytest.raises(ConfigError, match=message):
         load_config({**CONFIG, "update": update})

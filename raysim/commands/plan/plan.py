@@ -10,9 +10,10 @@ import numpy as np
 from raysim.allocation import fedeas_budget
 from raysim.allocation.imbalance import contributions_K, missing_cells, removed_fraction, top_share
 from raysim.commands.plan.speed import Speed, bytes_per_image, measure
+from raysim.config.load import load_config
 from raysim.config.plugin_guard import ask_policy
 from raysim.config.registry import check_name, check_parameters, parameters, resolve
-from raysim.config.schema import Config, load_config
+from raysim.config.schema import Config
 from raysim.core.errors import UserError
 from raysim.core.records import Dataset, FloatArray, IntArray, Partition
 from raysim.lifecycle.prepare import load_dataset, make_partition

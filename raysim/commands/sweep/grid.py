@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raysim.config.schema import PLUGIN_SECTIONS, Config, apply_overrides, load_config
+from raysim.config.load import apply_overrides, load_config
+from raysim.config.schema import PLUGIN_SECTIONS, Config
 from raysim.config.yaml_io import parse_overrides, plain_copy, read_yaml
 from raysim.core.errors import ConfigError
 from raysim.core.validation import nearest, show
