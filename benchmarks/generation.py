@@ -118,7 +118,7 @@ def phase_rate(options: dict[str, Any], workers: int, batch: int) -> Rate:
 
 def _setup(dataset: Any) -> tuple[Any, Any, Any]:
     """What workers are configured with; the model and the clients are of no account here."""
-    from raysim.aggregation.rules import fedavg
+    from raysim.aggregation.mean import fedavg
     from raysim.config.load import load_config
     from raysim.engine.object_store import put
     from raysim.lifecycle.build import worker_setup

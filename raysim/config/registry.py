@@ -28,7 +28,7 @@ KINDS: dict[str, str] = {
     "generator": "raysim.generation",
     "model": "raysim.models.architectures",
     "local": "raysim.local",
-    "aggregation": "raysim.aggregation.rules",
+    "aggregation": "raysim.aggregation",
     "server": "raysim.aggregation.server_optimisers",
 }
 _POSITIONAL = {
@@ -41,7 +41,10 @@ _ATTRIBUTES = {
     "aggregation": ("needs", "streams", "weights"),
     "server": ("init", "step"),
 }
-_MODULES = {"data": ("datasets", "files"), "partition": ("partitions",), "modifier": ("modifiers",)}
+_MODULES = {
+    "data": ("datasets", "files"), "partition": ("partitions",), "modifier": ("modifiers",),
+    "aggregation": ("mean", "fedoui", "robust"),
+}
 
 
 @cache

@@ -13,17 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from raysim.aggregation.rules import (
-    fedalign,
-    fedavg,
-    fedoui,
-    fedoui_align,
-    krum,
-    median,
-    multi_krum,
-    trimmed_mean,
-    uniform,
-)
+from raysim.aggregation.fedoui import fedalign, fedoui, fedoui_align
+from raysim.aggregation.mean import fedavg, uniform
+from raysim.aggregation.robust import krum, median, multi_krum, trimmed_mean
 from raysim.core.errors import DivergenceError, RunError, UserError
 from raysim.core.records import RoundTable
 

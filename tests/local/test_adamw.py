@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from two_clients import Scalar, Server, quadratic, samples, train
 
-from raysim.aggregation.rules import uniform
+from raysim.aggregation.mean import uniform
 from raysim.core import rng
 from raysim.local.adamw import adamw
 from raysim.local.loop import batches

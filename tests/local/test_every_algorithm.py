@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from two_clients import Server, samples, train
 
-from raysim.aggregation.rules import fedavg, fednova, uniform
+from raysim.aggregation.mean import fedavg, fednova, uniform
 from raysim.config.registry import available
 from raysim.models import architectures
 from raysim.models.flat_model import FlatModel

@@ -5,7 +5,7 @@ import torch
 from two_clients import Server, quadratic, samples
 
 from raysim.aggregation import server_optimisers
-from raysim.aggregation.rules import fednova, uniform
+from raysim.aggregation.mean import fednova, uniform
 from raysim.core.errors import UserError
 from raysim.local.feddyn import feddyn
 from raysim.local.fedprox import fedprox

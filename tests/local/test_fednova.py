@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from two_clients import Server, quadratic, samples
 
-from raysim.aggregation.rules import fedavg, fednova
+from raysim.aggregation.mean import fedavg, fednova
 from raysim.core.errors import RunError
 from raysim.core.records import RoundTable
 from raysim.local.adamw import adamw

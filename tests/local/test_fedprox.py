@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from two_clients import Scalar, Server, quadratic, samples, train
 
-from raysim.aggregation.rules import uniform
+from raysim.aggregation.mean import uniform
 from raysim.local.fedprox import fedprox
 from raysim.local.sgd import sgd
 from raysim.models import architectures

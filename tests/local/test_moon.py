@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from two_clients import Scalar, Server, samples, train
 
-from raysim.aggregation.rules import uniform
+from raysim.aggregation.mean import uniform
 from raysim.core.errors import UserError
 from raysim.local.loop import ClientData
 from raysim.local.moon import contrastive, moon

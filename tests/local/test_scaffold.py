@@ -5,7 +5,7 @@ import pytest
 import torch
 from two_clients import Scalar, Server, quadratic, samples, train
 
-from raysim.aggregation.rules import fedavg, uniform
+from raysim.aggregation.mean import fedavg, uniform
 from raysim.core.errors import UserError
 from raysim.local.scaffold import scaffold
 from raysim.local.sgd import sgd

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 from two_clients import Scalar, Server, quadratic, samples, train
 
-from raysim.aggregation.rules import fedavg, uniform
+from raysim.aggregation.mean import fedavg, uniform
 from raysim.core import rng
 from raysim.core.errors import UserError
 from raysim.local.fedprox import fedprox
