@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from raysim.local.batched.on_cpu import CpuBatchTrainer, Member
-from raysim.local.loop import ClientData, Job, train_client
+from raysim.local.contract import ClientData, Job
+from raysim.local.loop import train_client
 from raysim.local.sgd import sgd
 from raysim.models import architectures
 from raysim.models.flat_model import FlatModel, ImageScale

@@ -52,7 +52,7 @@ def make_clients(count: int) -> list[Any]:
     """The data of so many clients."""
     import numpy as np
 
-    from raysim.local.loop import ClientData
+    from raysim.local.contract import ClientData
 
     draw = np.random.default_rng(0)
     return [
@@ -63,7 +63,8 @@ def make_clients(count: int) -> list[Any]:
 
 def trainer(name: str, precision: str, device: str) -> Callable[[], int]:
     """Trains the next of 20 clients and says how many images that were."""
-    from raysim.local.loop import Job, train_client
+    from raysim.local.contract import Job
+    from raysim.local.loop import train_client
     from raysim.local.sgd import sgd
     from raysim.models.flat_model import ImageScale
 
@@ -86,7 +87,7 @@ def together(name: str, precision: str, device: str, count: int, seconds: float)
     """Images a second of one process that trains so many clients at once."""
     from raysim.local.batched.on_gpu import VmapTrainer
     from raysim.local.batched.schedule import Member
-    from raysim.local.loop import Job
+    from raysim.local.contract import Job
     from raysim.local.sgd import sgd
     from raysim.models.flat_model import ImageScale
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from raysim.local.loop import Job
+from raysim.local.contract import Job
 from raysim.local.sgd import sgd
 
 

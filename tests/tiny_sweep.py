@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from raysim.core.records import ByteArray, Dataset, IntArray
-from raysim.local.loop import Job
+from raysim.local.contract import Job
 from raysim.local.sgd import sgd
 
 

@@ -8,7 +8,7 @@ import torch
 from raysim.aggregation.oui import hookable_layer, measure_oui, measure_oui_by_layer
 from raysim.core import rng
 from raysim.core.records import ByteArray, Dataset
-from raysim.local.loop import ClientData
+from raysim.local.contract import ClientData
 from raysim.models.flat_model import FlatModel, ImageScale
 
 

@@ -18,7 +18,8 @@ from raysim.local import batchnorm
 from raysim.local.batched.on_cpu import BatchedClient, CpuBatchTrainer
 from raysim.local.batched.on_gpu import VmapTrainer
 from raysim.local.compression import RESIDUAL, send
-from raysim.local.loop import ClientData, Job, LocalResult, client_data, train_client
+from raysim.local.contract import ClientData, Job, LocalResult
+from raysim.local.loop import client_data, train_client
 from raysim.models.flat_model import FlatModel, ImageScale, build_model
 
 Vectors = dict[str, Tensor]

@@ -5,7 +5,8 @@ import numpy as np
 from raysim.config.schema import FineTuning
 from raysim.core.records import Dataset, FloatArray, IntArray
 from raysim.evaluation.accuracy import by_class, chunks, evaluate_chunks
-from raysim.local.loop import ClientData, Job, train_client
+from raysim.local.contract import ClientData, Job
+from raysim.local.loop import train_client
 from raysim.local.sgd import sgd
 from raysim.models.flat_model import FlatModel, ImageScale
 

@@ -28,7 +28,7 @@ from raysim.engine.object_store import put
 from raysim.engine.pool import Pool
 from raysim.engine.rounds import Round
 from raysim.federation.evaluator import Evaluator
-from raysim.local.loop import LocalAlgorithm
+from raysim.local.contract import LocalAlgorithm
 
 PHASES = ("train", "dispatch", "aggregate", "evaluate")  # dispatch: what of the training the driver itself takes
 

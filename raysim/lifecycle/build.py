@@ -17,7 +17,7 @@ from raysim.engine.messages import Plugin, WorkerSetup
 from raysim.engine.versions import installed
 from raysim.federation.server import cohort_size
 from raysim.lifecycle.prepare import Prepared, named
-from raysim.local.loop import LocalAlgorithm
+from raysim.local.contract import LocalAlgorithm
 from raysim.models.flat_model import FlatModel, build_model
 
 Source = str | Path | Mapping[str, Any] | Config

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from raysim.core.records import FloatArray
-    from raysim.local.loop import Job
+    from raysim.local.contract import Job
 
 __all__ = ["feddyn"]
 

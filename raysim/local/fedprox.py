@@ -8,7 +8,7 @@ from pydantic import Field
 from raysim.local.sgd import sgd
 
 if TYPE_CHECKING:
-    from raysim.local.loop import Job
+    from raysim.local.contract import Job
 
 __all__ = ["fedprox"]
 

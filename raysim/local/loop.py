@@ -6,31 +6,21 @@ Runs wherever torch does; knows nothing of Ray.
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from raysim.core import rng
-from raysim.core.records import ByteArray, FloatArray, IntArray
+from raysim.core.records import ByteArray, IntArray
 from raysim.local import batchnorm
+from raysim.local.contract import ClientData, Job, LocalAlgorithm, LocalResult
 from raysim.local.dense_gradient import DenseGradient
 from raysim.local.sgd import sgd
 from raysim.models.architectures import Classifier
 from raysim.models.flat_model import FlatModel, ImageScale
 
 BLOCK_BYTES = 1 << 20  # of images in float32 that are prepared at a time: small enough for a core's cache
-
-
-@dataclass(frozen=True)
-class ClientData:
-    """One client's training samples in fresh memory: real ones first, then synthetic ones."""
-
-    images: ByteArray
-    labels_N: IntArray
-    n_real: int
 
 
 def client_data(
@@ -54,50 +44,6 @@ def client_data(
         return ClientData(own, labels_N.copy(), len(rows_N))
     made = np.repeat(np.arange(len(quota_C)), quota_C)
     return ClientData(np.concatenate([own, synthetic]), np.concatenate([labels_N, made]), len(rows_N))
-
-
-@dataclass
-class Job:
-    """One client's local training while it runs: what the hooks of a local algorithm see and may change.
-
-    start_P: the global parameters, in memory of their own, fixed during the local phase.  lr: that of this round.
-    extra: what the server broadcasts beside the model.  state: the client's state from its last participation.
-    kept: whatever a hook wants to keep until `finish`.
-    """
-
-    model: FlatModel
-    start_P: Tensor
-    lr: float
-    round: int
-    client: int
-    n: int
-    broadcast_vectors: dict[str, Tensor] = field(default_factory=dict)
-    state: dict[str, Tensor] | None = None
-    steps: int = 0
-    scratch: dict[str, Any] = field(default_factory=dict)
-
-
-class LocalAlgorithm(Protocol):
-    """The hooks around the one loop; `raysim.local.sgd` gives each its default."""
-
-    epochs: int
-    steps: int | None
-    batch_size: int
-    summed: ClassVar[tuple[str, ...]]
-    broadcast: ClassVar[tuple[str, ...]]
-    server_only: ClassVar[tuple[str, ...]]
-
-    def check(self, module: nn.Module, rule: Any, server: Any) -> None: ...
-    def learning_rate(self, round_: int) -> float: ...
-    def start(self, job: Job) -> None: ...
-    def loss(self, job: Job, x: Tensor, y_B: Tensor) -> Tensor: ...
-    def after_backward(self, job: Job) -> None: ...
-    def step(self, job: Job) -> None: ...
-    def finish(self, job: Job) -> dict[str, Tensor] | None: ...
-    def effective_steps(self, job: Job) -> float: ...
-    def server_update(
-        self, broadcast_vectors: dict[str, FloatArray], sums: dict[str, FloatArray], update_P: FloatArray
-    ) -> tuple[dict[str, FloatArray], FloatArray]: ...
 
 
 def batches(
@@ -124,16 +70,6 @@ def batches(
             if taken == steps:
                 return
         epoch += 1
-
-
-@dataclass(frozen=True)
-class LocalResult:
-    """loss: mean training loss per sample over the last (possibly unfinished) epoch, each batch before its own step."""
-
-    loss: float
-    steps: int
-    seconds: float
-    state: dict[str, Tensor] | None
 
 
 def train_client(

@@ -12,7 +12,7 @@ from raysim.local.sgd import sgd
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from raysim.local.loop import Job
+    from raysim.local.contract import Job
 
 __all__ = ["moon"]
 

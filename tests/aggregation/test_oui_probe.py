@@ -7,7 +7,7 @@ import torch
 from raysim.aggregation.oui import measure_oui, measure_oui_by_layer
 from raysim.aggregation.oui_probe import Probe
 from raysim.core.records import Dataset
-from raysim.local.loop import ClientData
+from raysim.local.contract import ClientData
 from raysim.models import architectures
 from raysim.models.flat_model import FlatModel, ImageScale
 

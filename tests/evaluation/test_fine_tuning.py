@@ -7,7 +7,7 @@ from raysim.config.schema import FineTuning
 from raysim.core.records import Dataset
 from raysim.evaluation.fine_tuning import fine_tune, fine_tuned_accuracy
 from raysim.evaluation.fine_tuning import test_rows as rows_for
-from raysim.local.loop import ClientData
+from raysim.local.contract import ClientData
 from raysim.models import architectures
 from raysim.models.flat_model import FlatModel, ImageScale
 

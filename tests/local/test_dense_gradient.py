@@ -6,8 +6,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from raysim.local.contract import ClientData, Job
 from raysim.local.dense_gradient import DenseGradient
-from raysim.local.loop import ClientData, Job, train_client
+from raysim.local.loop import train_client
 from raysim.local.moon import moon
 from raysim.local.sgd import sgd
 from raysim.models import architectures

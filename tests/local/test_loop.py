@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from raysim.local.loop import ClientData, Job, batches, client_data, train_client
+from raysim.local.contract import ClientData, Job
+from raysim.local.loop import batches, client_data, train_client
 from raysim.local.sgd import sgd
 from raysim.models import architectures
 from raysim.models.flat_model import FlatModel, ImageScale

@@ -11,7 +11,7 @@ from two_clients import Scalar, Server, samples, train
 
 from raysim.aggregation.mean import uniform
 from raysim.core.errors import UserError
-from raysim.local.loop import ClientData
+from raysim.local.contract import ClientData
 from raysim.local.moon import contrastive, moon
 from raysim.local.sgd import sgd
 from raysim.models import architectures

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from raysim.core.records import ModelState, RoundTable
-from raysim.local.loop import ClientData, Job, train_client
+from raysim.local.contract import ClientData, Job
+from raysim.local.loop import train_client
 from raysim.models.flat_model import FlatModel, ImageScale
 
 TARGETS = (1.0, -3.0)

@@ -3,7 +3,7 @@
 A step of a small network costs mostly what torch does around its products. Here G clients take a step together: their
 parameters are the rows of one matrix, and one call serves all of them.
 
-Only batches of the same number of samples are multiplied together (`dense_stack` says why), the others are taken alone.
+Only batches of the same number of samples are multiplied together (`batched.dense_stack` says why), the others are taken alone.
 Whether the bits are the same on a machine is tried out there, for each size of a batch before it is used.
 """
 
@@ -18,8 +18,8 @@ from torch import Tensor
 from raysim.core.records import IntArray
 from raysim.local.batched.dense_stack import ALIGNED, LEAST_PRODUCT, DenseStack
 from raysim.local.batched.schedule import BatchedClient, BatchSchedule, packed
+from raysim.local.contract import Job, LocalResult
 from raysim.local.dense_gradient import DenseGradient
-from raysim.local.loop import Job, LocalResult
 from raysim.local.sgd import sgd
 from raysim.models.architectures import Classifier
 from raysim.models.flat_model import FlatModel, ImageScale
@@ -54,7 +54,7 @@ class CpuBatchTrainer:
         """For a small network of linear layers and ReLUs under plain SGD on a CPU, without augmentation; else None.
 
         Momentum and weight decay may be on; a gradient is clipped one client at a time. Several threads would share out
-        a single product, but not one of a stack. What a GPU trains together is another matter (`stacked_batch`).
+        a single product, but not one of a stack. What a GPU trains together is another matter (`on_gpu`).
         """
         if model.device != "cpu" or torch.get_num_threads() > 1 or len(model.params_P) > LARGEST:
             return None
@@ -88,20 +88,20 @@ class CpuBatchTrainer:
         The model ends with the parameters at which the clients start.
         """
         began = time.perf_counter()
-        courses = [BatchSchedule.of(m.job, self.algorithm, seed) for m in members]
+        schedules = [BatchSchedule.of(m.job, self.algorithm, seed) for m in members]
         stack = DenseStack(self.dense, members[0].job.start_P, len(members), self.algorithm)
-        for epoch in range(max(len(c.epochs) for c in courses)):
-            due = {k: course.losses for k, course in enumerate(courses) if epoch == len(course.epochs) - 1}
-            for step in range(max(len(c.epochs[epoch]) for c in courses if epoch < len(c.epochs))):
-                for run in self._runs([c.rows(epoch, step) for c in courses]):
+        for epoch in range(max(len(c.epochs) for c in schedules)):
+            due = {k: schedule.losses for k, schedule in enumerate(schedules) if epoch == len(schedule.epochs) - 1}
+            for step in range(max(len(c.epochs[epoch]) for c in schedules if epoch < len(c.epochs))):
+                for run in self._runs([c.rows(epoch, step) for c in schedules]):
                     take = self._step_together if len(run) > 1 else self._step_alone
                     take(stack, members, run, due)
         self.model.params_P.copy_(members[0].job.start_P)
         each_s = (time.perf_counter() - began) / sum(m.job.n for m in members)
         found = []
-        for member, course, params_P in zip(members, courses, stack.params_GP, strict=True):
-            member.job.steps = course.steps
-            found.append((course.result(each_s * member.job.n), params_P))
+        for member, schedule, params_P in zip(members, schedules, stack.params_GP, strict=True):
+            member.job.steps = schedule.steps
+            found.append((schedule.result(each_s * member.job.n), params_P))
         return found
 
     def _runs(self, rows_G: Sequence[IntArray | None]) -> list[_Run]:

@@ -18,7 +18,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from raysim.core.records import Float32Array, IntArray
 from raysim.local.batched.schedule import BatchedClient, BatchSchedule, packed
-from raysim.local.loop import ClientData, Job, LocalResult
+from raysim.local.contract import ClientData, Job, LocalResult
 from raysim.local.sgd import sgd
 from raysim.models.flat_model import FlatModel, ImageScale
 
@@ -67,27 +67,27 @@ class VmapTrainer:
         """
         began = time.perf_counter()
         self.model.module.train()
-        courses = [BatchSchedule.of(m.job, self.algorithm, seed) for m in members]
-        order = sorted(range(len(members)), key=lambda k: -courses[k].steps)
-        params_GP, losses_TG = self._train([members[k] for k in order], [courses[k] for k in order])
+        schedules = [BatchSchedule.of(m.job, self.algorithm, seed) for m in members]
+        order = sorted(range(len(members)), key=lambda k: -schedules[k].steps)
+        params_GP, losses_TG = self._train([members[k] for k in order], [schedules[k] for k in order])
         each_s = (time.perf_counter() - began) / sum(m.job.n for m in members)
         found: dict[int, tuple[LocalResult, Tensor]] = {}
         for place, k in enumerate(order):
-            member, course = members[k], courses[k]
-            member.job.steps = course.steps
-            course.losses = list(losses_TG[course.steps - len(course.epochs[-1]) : course.steps, place])
-            found[k] = course.result(each_s * member.job.n), params_GP[place]
+            member, schedule = members[k], schedules[k]
+            member.job.steps = schedule.steps
+            schedule.losses = list(losses_TG[schedule.steps - len(schedule.epochs[-1]) : schedule.steps, place])
+            found[k] = schedule.result(each_s * member.job.n), params_GP[place]
         return [found[k] for k in range(len(members))]
 
-    def _train(self, members: Sequence[BatchedClient], courses: Sequence[BatchSchedule]) -> tuple[Tensor, Tensor]:
+    def _train(self, members: Sequence[BatchedClient], schedules: Sequence[BatchSchedule]) -> tuple[Tensor, Tensor]:
         """(params_GP, losses_TG on the CPU) of members that are sorted by their number of steps, most first."""
         device, start_P = self.model.params_P.device, members[0].job.start_P
         images = torch.from_numpy(np.concatenate([m.data.images for m in members])).to(device)
         labels_N = torch.from_numpy(np.concatenate([m.data.labels_N for m in members])).to(device)
-        index_TGB, weight_TGB = (torch.from_numpy(a).to(device) for a in self._batches(members, courses))
+        index_TGB, weight_TGB = (torch.from_numpy(a).to(device) for a in self._batches(members, schedules))
         params_GP = start_P.repeat(self.width, 1)
         velocity_GP = torch.zeros_like(params_GP) if self.algorithm.momentum else params_GP
-        steps_G, losses = [course.steps for course in courses], []
+        steps_G, losses = [schedule.steps for schedule in schedules], []
         for t, (index_GB, weight_GB) in enumerate(zip(index_TGB, weight_TGB, strict=True)):
             x = self.scale(images[index_GB.flatten()], channels_last=False).unflatten(0, index_GB.shape)
             gradient_GP, loss_G = self._gradient(params_GP, x, labels_N[index_GB], weight_GB)
@@ -98,14 +98,14 @@ class VmapTrainer:
         return params_GP, torch.stack(losses).cpu()  # read once: reading waits for everything before it
 
     def _batches(
-        self, members: Sequence[BatchedClient], courses: Sequence[BatchSchedule]
+        self, members: Sequence[BatchedClient], schedules: Sequence[BatchSchedule]
     ) -> tuple[IntArray, Float32Array]:
         """(rows of every step, the weight of each: 1 / samples in its batch, 0 where there is none), T x G x B."""
-        shape = courses[0].steps, self.width, self.algorithm.batch_size
+        shape = schedules[0].steps, self.width, self.algorithm.batch_size
         index_TGB, weight_TGB = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
         start = 0
-        for k, (member, course) in enumerate(zip(members, courses, strict=True)):
-            for t, rows in enumerate(rows for epoch in course.epochs for rows in epoch):
+        for k, (member, schedule) in enumerate(zip(members, schedules, strict=True)):
+            for t, rows in enumerate(rows for epoch in schedule.epochs for rows in epoch):
                 index_TGB[t, k, : len(rows)] = start + rows
                 weight_TGB[t, k, : len(rows)] = 1 / len(rows)
             start += member.job.n

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from raysim.core import rng
 from raysim.core.records import IntArray
-from raysim.local.loop import ClientData, Job, LocalResult, batches
+from raysim.local.contract import ClientData, Job, LocalResult
+from raysim.local.loop import batches
 from raysim.local.sgd import sgd
 
 
 @dataclass(frozen=True)
 class BatchedClient:
-    """A client of a group.  job: as in `training.train_client`."""
+    """A client of a group.  job: as in `local.loop.train_client`."""
 
     job: Job
     data: ClientData
@@ -49,7 +50,7 @@ class BatchSchedule:
         return sum(map(len, self.epochs))
 
     def result(self, seconds: float) -> LocalResult:
-        """As `training.train_client` gives it."""
+        """The result as `local.loop.train_client` gives it."""
         sizes = torch.tensor([len(rows) for rows in self.epochs[-1]], device=self.losses[0].device)
         loss = float(torch.stack(self.losses).mul_(sizes).sum(dtype=torch.float64)) / int(sizes.sum())
         return LocalResult(loss, self.steps, seconds, None)

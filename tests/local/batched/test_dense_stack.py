@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from raysim.local.batched.dense_stack import DenseStack
+from raysim.local.contract import Job
 from raysim.local.dense_gradient import DenseGradient
-from raysim.local.loop import Job
 from raysim.local.sgd import sgd
 from raysim.models import architectures
 from raysim.models.architectures import Classifier

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from raysim.local.batched import on_cpu
 from raysim.local.batched.dense_stack import LEAST_PRODUCT
 from raysim.local.batched.on_cpu import BatchedClient, CpuBatchTrainer
+from raysim.local.contract import ClientData, Job, LocalResult
 from raysim.local.fedprox import fedprox
-from raysim.local.loop import ClientData, Job, LocalResult, train_client
+from raysim.local.loop import train_client
 from raysim.local.sgd import sgd
 from raysim.models import architectures
 from raysim.models.flat_model import FlatModel, ImageScale

@@ -10,8 +10,9 @@ from torch import nn
 
 from raysim.local.batched.on_gpu import VmapTrainer
 from raysim.local.batched.schedule import BatchedClient
+from raysim.local.contract import ClientData, Job, LocalResult
 from raysim.local.fedprox import fedprox
-from raysim.local.loop import ClientData, Job, LocalResult, train_client
+from raysim.local.loop import train_client
 from raysim.local.sgd import sgd
 from raysim.models import architectures
 from raysim.models.flat_model import FlatModel, ImageScale
