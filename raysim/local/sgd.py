@@ -32,7 +32,7 @@ class sgd:
     clip: Annotated[float, Field(gt=0, description="largest gradient norm")] | None = None
 
     summed: ClassVar[tuple[str, ...]] = ()
-    """Names of vectors in `job.scratch` whose sum over the round, divided by all registered clients, the server gets."""
+    """Names of vectors in `job.scratch` whose sum over the round, over all registered clients, the server gets."""
     broadcast: ClassVar[tuple[str, ...]] = ()
     """Names of the server-side vectors that every client receives; they start at zero."""
     server_only: ClassVar[tuple[str, ...]] = ()

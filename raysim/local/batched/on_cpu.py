@@ -3,7 +3,7 @@
 A step of a small network costs mostly what torch does around its products. Here G clients take a step together: their
 parameters are the rows of one matrix, and one call serves all of them.
 
-Only batches of the same number of samples are multiplied together (`batched.dense_stack` says why), the others are taken alone.
+Only batches of the same number of samples are multiplied together (see `batched.dense_stack`), the others taken alone.
 Whether the bits are the same on a machine is tried out there, for each size of a batch before it is used.
 """
 
