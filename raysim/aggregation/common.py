@@ -1,17 +1,7 @@
-"""What all aggregation rules share: the handle on a round's updates, and how weights are normalised.
-
-A rule turns a round's per-client scalars into the weight of each client's update. It is a dataclass with `needs` (the
-columns of the round table it reads), `streams` (whether n_K alone decides, so that updates can be summed while clients
-still train) and `weights`. `robust` marks those that bound what a few clients can do, as all with `aggregate` do.
-Three methods are optional: `check(participants)` refuses a cohort it cannot work with, before the run; `state` and
-`load_state` carry what it remembers from earlier rounds, as plain JSON values; `aggregate(table, updates)` gives the
-combined update of a rule that weighs coordinates rather than clients. No rule ever sees one client's update: `Updates`
-answers with scalars and sums.
-"""
+"""What all aggregation rules share: how weights are normalised, and the keys that several of them take."""
 
 import math
-from collections.abc import Callable
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -22,25 +12,6 @@ from raysim.core.records import FloatArray, RoundTable
 Exponent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Rho = Annotated[Exponent, Field(description="exponent of the client's number of samples; 0: size does not count")]
 Eps = Annotated[float, Field(ge=0, le=1, description="added to every score, so that no client is silenced")]
-
-
-class Updates(Protocol):
-    """A handle on the K updates of a round, which stay where they were computed; rows in the order of the table."""
-
-    def norms(self) -> FloatArray:
-        """Euclidean norm of each update: K."""
-
-    def dot(self, v_P: FloatArray) -> FloatArray:
-        """Inner product of each update with v_P: K."""
-
-    def weighted_sum(self, w_K: FloatArray) -> FloatArray:
-        """sum_k w_k Delta_k: P."""
-
-    def gram(self) -> FloatArray:
-        """Inner products of the updates with each other: K x K."""
-
-    def by_coordinate(self, fn: Callable[[FloatArray], FloatArray]) -> FloatArray:
-        """`fn` maps any slice of coordinates, K x p, to p numbers; the slices' answers, joined: P."""
 
 
 def normalise(table: RoundTable, raw_K: FloatArray) -> FloatArray:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from raysim.aggregation.common import Eps, Exponent, Rho, Updates, normalise, size_factor
+from raysim.aggregation.common import Eps, Exponent, Rho, normalise, size_factor
+from raysim.config.protocols import AggregationRule, Updates
 from raysim.core.errors import DivergenceError
 from raysim.core.records import FloatArray, RoundTable, Weights
 
@@ -23,7 +24,7 @@ RESOLUTION = 1e-9  # OUIs closer than this are equal: below it the Beta CDF lose
 
 
 @dataclass
-class fedoui:
+class fedoui(AggregationRule):
     """Weigh clients by size and by how typical the activation structure of their model is (FedOUI, arXiv 2605.11571).
 
     o_k: the client's OUI.  Beta(a, b) is fitted to the round's OUIs, F is its CDF:
@@ -89,7 +90,7 @@ class fedoui:
 
 
 @dataclass
-class fedalign:
+class fedalign(AggregationRule):
     """Weigh clients by size and by the cosine of their update with the size-weighted mean update (FedOUI's baseline).
 
     Not the client-side FedAlign of CVPR 2022.  Delta_bar = sum_k n_k Delta_k / sum_j n_j;

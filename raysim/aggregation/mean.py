@@ -6,14 +6,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from raysim.aggregation.common import Updates, normalise
+from raysim.aggregation.common import normalise
+from raysim.config.protocols import AggregationRule, Updates
 from raysim.core.records import RoundTable, Weights
 
 __all__ = ["fedavg", "fednova", "uniform"]
 
 
 @dataclass
-class fedavg:
+class fedavg(AggregationRule):
     """Weigh each client by its number of samples (McMahan et al., arXiv 1602.05629).
 
     w_k = n_k / sum of n over the clients of the round.
@@ -28,7 +29,7 @@ class fedavg:
 
 
 @dataclass
-class uniform:
+class uniform(AggregationRule):
     """Weigh every client of the round alike: w_k = 1 / K."""
 
     needs: ClassVar[tuple[str, ...]] = ()
@@ -40,7 +41,7 @@ class uniform:
 
 
 @dataclass
-class fednova:
+class fednova(AggregationRule):
     """Average the clients' updates per local step, so that many steps do not buy influence (FedNova, arXiv 2007.07481).
 
     x <- x - tau_eff sum_k p_k (x - y_k) / ||a_k||_1,  so w_k = p_k tau_eff / ||a_k||_1,  with

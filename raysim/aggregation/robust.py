@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from raysim.aggregation.common import Updates, normalise
+from raysim.aggregation.common import normalise
+from raysim.config.protocols import AggregationRule, Updates
 from raysim.core.errors import UserError
 from raysim.core.records import FloatArray, RoundTable, Weights
 
@@ -18,7 +19,7 @@ Byzantine = Annotated[int, Field(ge=0, description="how many participants of a r
 
 
 @dataclass
-class krum:
+class krum(AggregationRule):
     """Take the one update that is closest to its K - f - 2 nearest others (Krum, arXiv 1703.02757)."""
 
     byzantine: Byzantine = 1
@@ -55,7 +56,7 @@ class multi_krum(krum):
 
 
 @dataclass
-class median:
+class median(AggregationRule):
     """The median of the clients' updates in each coordinate (Yin et al., arXiv 1803.01498, option I)."""
 
     needs: ClassVar[tuple[str, ...]] = ()
@@ -71,7 +72,7 @@ class median:
 
 
 @dataclass
-class trimmed_mean:
+class trimmed_mean(AggregationRule):
     """The mean of each coordinate without its lowest and highest values (Yin et al., arXiv 1803.01498, option II).
 
     floor(trim K) values are dropped at each end; `info` says how many, which is none for a small cohort.

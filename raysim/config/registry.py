@@ -10,14 +10,28 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import types
 import typing
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 
+from raysim.config.protocols import (
+    PROTOCOLS,
+    AggregationRule,
+    AllocationPolicy,
+    DataSource,
+    FunctionRule,
+    ImageGenerator,
+    LocalAlgorithm,
+    ModelFactory,
+    Modifier,
+    Partitioner,
+    ServerOptimiser,
+)
 from raysim.core.validation import nearest, problems_of
 
 KINDS: dict[str, str] = {
@@ -30,16 +44,6 @@ KINDS: dict[str, str] = {
     "local": "raysim.local",
     "aggregation": "raysim.aggregation",
     "server": "raysim.aggregation.server_optimisers",
-}
-_POSITIONAL = {
-    "data": (), "partition": ("labels_N", "classes", "rng"), "modifier": ("partition", "rng"),
-    "allocation": ("counts_KC",), "model": ("channels", "image_size", "classes"),
-}
-_ATTRIBUTES = {
-    "generator": ("sample", "fingerprint"),
-    "local": ("learning_rate", "loss", "step", "finish"),
-    "aggregation": ("needs", "streams", "weights"),
-    "server": ("init", "step"),
 }
 _MODULES = {
     "data": ("datasets", "files"), "partition": ("partitions",), "modifier": ("modifiers",),
@@ -88,8 +92,30 @@ def check_name(kind: str, name: str) -> str | None:
     return f"no such name{nearest(name, names) or ';'} known: {', '.join(sorted(names))}, or package.module:attribute"
 
 
-def resolve(kind: str, name: str) -> Callable[..., Any]:
-    """The plug-in called `name`; raises LookupError with the remedy."""
+@overload
+def resolve(kind: Literal["data"], name: str) -> DataSource: ...
+@overload
+def resolve(kind: Literal["partition"], name: str) -> Partitioner: ...
+@overload
+def resolve(kind: Literal["modifier"], name: str) -> Modifier: ...
+@overload
+def resolve(kind: Literal["allocation"], name: str) -> AllocationPolicy: ...
+@overload
+def resolve(kind: Literal["generator"], name: str) -> type[ImageGenerator]: ...
+@overload
+def resolve(kind: Literal["model"], name: str) -> ModelFactory: ...
+@overload
+def resolve(kind: Literal["local"], name: str) -> type[LocalAlgorithm]: ...
+@overload
+def resolve(kind: Literal["aggregation"], name: str) -> type[AggregationRule]: ...
+@overload
+def resolve(kind: Literal["server"], name: str) -> type[ServerOptimiser]: ...
+@overload
+def resolve(kind: str, name: str) -> Callable[..., object]: ...
+
+
+def resolve(kind: str, name: str) -> Callable[..., object]:
+    """The plug-in called `name`, with every optional member of its kind; raises LookupError with the remedy."""
     problem = check_name(kind, name)
     if problem:
         raise LookupError(problem)
@@ -103,29 +129,77 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
         raise LookupError(f"module {module!r}: {what}; write package.module:attribute")
     if ":" in name and (lack := _lack(kind, found)):
         raise LookupError(f"{attribute!r} in module {module!r} is no {kind} plug-in: {lack}")
-    return typing.cast(Callable[..., Any], found)
+    return complete(kind, found) if kind in _CLASSES else typing.cast(Callable[..., object], found)
 
 
-def _lack(kind: str, plugin: Callable[..., Any]) -> str:
+def _members(protocol: type) -> set[str]:
+    """The names that a protocol asks for, those with a default too."""
+    return {name for name in (*vars(protocol), *protocol.__annotations__) if not name.startswith("_")}
+
+
+def _needed(protocol: type) -> list[str]:
+    """The members of a protocol without a default, sorted."""
+    abstract: frozenset[str] = getattr(protocol, "__abstractmethods__")  # noqa: B009 - mypy knows it of no `type`
+    return sorted(abstract.union(name for name in protocol.__annotations__ if name not in vars(protocol)))
+
+
+def _has(plugin: object, member: str) -> bool:
+    return hasattr(plugin, member) or member in getattr(plugin, "__dataclass_fields__", ())
+
+
+_CLASSES = tuple(kind for kind, protocol in PROTOCOLS.items() if "__call__" not in vars(protocol))
+"""The kinds whose plug-ins are classes; those of the others are functions."""
+
+
+@cache
+def complete(kind: str, plugin: Callable[..., object]) -> type:
+    """A plug-in of one of `_CLASSES`, with the protocol's default for every member that it leaves out.
+
+    A function that weighs clients becomes an aggregation rule.
+    """
+    protocol = PROTOCOLS[kind]
+    if not isinstance(plugin, type):
+        members = {"function": staticmethod(plugin), "__doc__": plugin.__doc__, "__module__": plugin.__module__}
+        return types.new_class(plugin.__name__, (FunctionRule,), exec_body=lambda body: body.update(members))
+    if all(_has(plugin, member) for member in _members(protocol)):
+        return plugin
+    own = {"__doc__": plugin.__doc__, "__module__": plugin.__module__, "__qualname__": plugin.__qualname__}
+    return types.new_class(plugin.__name__, (plugin, protocol), exec_body=lambda body: body.update(own))
+
+
+def _lack(kind: str, plugin: Callable[..., object]) -> str:
     """What a plug-in from elsewhere lacks to be one of its kind; empty if nothing."""
-    if kind in _ATTRIBUTES:
-        missing = [attribute for attribute in _ATTRIBUTES[kind] if not hasattr(plugin, attribute)]
+    protocol = PROTOCOLS[kind]
+    if kind == "aggregation" and inspect.isfunction(plugin):
+        return _unlike(plugin, ["table"])
+    if kind in _CLASSES:
+        missing = [member for member in _needed(protocol) if not _has(plugin, member)]
         return f"it has no {', '.join(missing)}" if missing else ""
+    return _unlike(plugin, _positional(protocol))
+
+
+def _positional(protocol: type) -> list[str]:
+    """The positional parameters of a kind whose plug-ins are functions."""
+    given = inspect.signature(vars(protocol)["__call__"]).parameters.values()
+    return [p.name for p in given if p.kind is p.POSITIONAL_ONLY or p.kind is p.POSITIONAL_OR_KEYWORD][1:]
+
+
+def _unlike(plugin: Callable[..., object], positional: list[str]) -> str:
+    """What is wrong with a function that cannot be called with these positional parameters; empty if nothing."""
     try:
-        inspect.signature(plugin).bind(*_POSITIONAL[kind], **_required(plugin))
+        inspect.signature(plugin).bind(*positional, **_required(plugin))
     except (TypeError, ValueError):
-        taken = ", ".join(_POSITIONAL[kind]) or "no positional parameter"
+        taken = ", ".join(positional) or "no positional parameter"
         return f"it must take ({taken}), and its keys as keyword-only parameters"
     return ""
 
 
-def _required(plugin: Callable[..., Any]) -> dict[str, None]:
+def _required(plugin: Callable[..., object]) -> dict[str, None]:
     given = inspect.signature(plugin).parameters.values()
     return {p.name: None for p in given if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
 
 
-@cache
-def parameters(plugin: Callable[..., Any]) -> type[BaseModel]:
+def parameters(plugin: Callable[..., object]) -> type[BaseModel]:
     """A strict pydantic model of the keys that a plug-in takes; LookupError where its signature cannot be read."""
     try:
         return _model_of_signature(plugin)
@@ -137,8 +211,11 @@ def parameters(plugin: Callable[..., Any]) -> type[BaseModel]:
         ) from error
 
 
-def _model_of_signature(plugin: Callable[..., Any]) -> type[BaseModel]:
-    fields: dict[str, Any] = {}
+@cache
+def _model_of_signature(plugin: Callable[..., object]) -> type[BaseModel]:
+    fields: dict[str, Any] = {}  # a name -> its annotation, any form of it, and its default
+    if isinstance(plugin, type) and issubclass(plugin, FunctionRule):
+        plugin = plugin.function
     if dataclasses.is_dataclass(plugin):
         hints = typing.get_type_hints(plugin, include_extras=True)
         for f in dataclasses.fields(plugin):
@@ -155,7 +232,7 @@ def _model_of_signature(plugin: Callable[..., Any]) -> type[BaseModel]:
 
 
 def check_parameters(
-    plugin: Callable[..., Any], given: dict[str, Any], prefix: str, also: Iterable[str] = ()
+    plugin: Callable[..., object], given: dict[str, Any], prefix: str, also: Iterable[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
     """(all parameters with defaults filled in, problems).  also: keys of the section that are not the plug-in's."""
     model = parameters(plugin)

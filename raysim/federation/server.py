@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from raysim.config.protocols import AggregationRule, LocalAlgorithm, ServerOptimiser
 from raysim.config.schema import Config
 from raysim.core import rng
 from raysim.core.errors import DivergenceError, RunError
@@ -28,7 +29,6 @@ from raysim.engine.object_store import put
 from raysim.engine.pool import Pool
 from raysim.engine.rounds import Round
 from raysim.federation.evaluator import Evaluator
-from raysim.local.contract import LocalAlgorithm
 
 PHASES = ("train", "dispatch", "aggregate", "evaluate")  # dispatch: what of the training the driver itself takes
 
@@ -75,8 +75,8 @@ class Server:
     partition: Partition
     synthetic: Synthetic
     algorithm: LocalAlgorithm
-    rule: Any
-    optimiser: Any
+    rule: AggregationRule
+    optimiser: ServerOptimiser
     evaluator: Evaluator
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     parameters: int = 0
@@ -137,7 +137,7 @@ class Server:
         self.seconds["train"] -= row["seconds_dispatch"]
         return ServerState(
             number, model, optimiser, client_states,
-            self.rule.state() if hasattr(self.rule, "state") else {},
+            self.rule.state(),
             [*state.rows, row],
             [*state.client_rows, *self._client_rows(number, round_.reports, weights)],
         )
@@ -179,8 +179,8 @@ class Server:
         update_P, buffers_F, counters, sums = round_.sums(self._sum_weights(tasks, weights.w_K))
         if self.config.aggregation.buffers == "global":
             buffers_F, counters = state.model.buffers_F.astype(np.float64), state.model.counters
-        if hasattr(self.rule, "aggregate"):
-            update_P = self.rule.aggregate(table, round_)
+        combined_P = self.rule.aggregate(table, round_)
+        update_P = update_P if combined_P is None else combined_P
         update_P = self._noisy(round_.number, update_P, weights.w_K)
         vectors = {name: v.astype(np.float64) for name, v in state.model.broadcast_vectors.items()}
         vectors, update_P = self.algorithm.server_update(vectors, sums, update_P)

@@ -16,6 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from raysim.config.protocols import ImageGenerator
 from raysim.core.errors import UserError
 from raysim.core.records import ByteArray, Dataset, IntArray
 from raysim.generation.samplers import Sampler, public_keys
@@ -27,7 +28,7 @@ __all__ = ["ddpm"]
 CODE_VERSION = 2  # goes up with every change of this module that changes pixels
 
 
-class ddpm:
+class ddpm(ImageGenerator):
     """Class-conditional diffusion model (DDPM, arXiv 2006.11239) with classifier-free guidance (arXiv 2207.12598).
 
     Guidance g predicts null + g (conditional - null): 1 is the plain conditional model, 0 ignores the label.

@@ -4,6 +4,7 @@ import hashlib
 
 import numpy as np
 
+from raysim.config.protocols import ImageGenerator
 from raysim.core import rng
 from raysim.core.errors import UserError
 from raysim.core.records import ByteArray, Dataset, IntArray, sha256
@@ -13,7 +14,7 @@ __all__ = ["oracle"]
 _INDEX_BITS = 28  # a seed holds the order that a client draws in, and the place in it
 
 
-class oracle:
+class oracle(ImageGenerator):
     """Real images that no client owns (`data.public_frac`): separates the allocation rule from image quality.
 
     Each client draws from the whole pool of a class, in an order of its own that depends on seed, client and class: its

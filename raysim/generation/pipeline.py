@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from raysim.config.protocols import ImageGenerator
 from raysim.core.errors import UserError
 from raysim.core.records import ByteArray, Dataset, IntArray
 from raysim.generation.sampling import LANES, check_labels, one_thread, to_uint8
@@ -32,7 +33,7 @@ CODE_VERSION = 1
 LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
-class pipeline:
+class pipeline(ImageGenerator):
     """Any local diffusers pipeline that takes class labels, resized and recoloured to the data set's images.
 
     Larger images are averaged over areas, smaller ones enlarged (bicubic); RGB becomes grey by luminance, grey is

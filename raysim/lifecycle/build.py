@@ -10,6 +10,7 @@ import torch
 from raysim.aggregation.privacy import require_library
 from raysim.config.load import load_config
 from raysim.config.plugin_guard import blaming
+from raysim.config.protocols import AggregationRule, LocalAlgorithm, ServerOptimiser
 from raysim.config.schema import AggregationSection, Config, Section
 from raysim.config.yaml_io import read_yaml
 from raysim.core.errors import UserError
@@ -17,7 +18,6 @@ from raysim.engine.messages import Plugin, WorkerSetup
 from raysim.engine.versions import installed
 from raysim.federation.server import cohort_size
 from raysim.lifecycle.prepare import Prepared, named
-from raysim.local.contract import LocalAlgorithm
 from raysim.models.flat_model import FlatModel, build_model
 
 Source = str | Path | Mapping[str, Any] | Config
@@ -28,9 +28,9 @@ _TEST_SPLITS = "parquet: test-*.parquet; image_folder: test/; npz: test_images a
 class Parts:
     """What the driver itself needs of the plug-ins; model: the global model before round 1."""
 
-    rule: Any
+    rule: AggregationRule
     algorithm: LocalAlgorithm
-    optimiser: Any
+    optimiser: ServerOptimiser
     model: FlatModel
 
 
@@ -61,15 +61,13 @@ def build_parts(config: Config, prepared: Prepared) -> Parts:
 
 def _build_parts(config: Config, prepared: Prepared) -> Parts:
     rule = plugin("aggregation", config.aggregation).build()
-    if hasattr(rule, "check"):
-        rule.check(cohort_size(config.clients_per_round, prepared.partition.clients))
+    rule.check(cohort_size(config.clients_per_round, prepared.partition.clients))
     algorithm = plugin("local", config.local).build()
     model = initial_model(config, prepared)
     if ":" in config.model.name:
         _check_logits(model, prepared, config.model.name)
     parts = Parts(rule, algorithm, plugin("server", config.server).build(), model)
-    if hasattr(algorithm, "check"):
-        algorithm.check(model.module, rule, parts.optimiser)
+    algorithm.check(model.module, rule, parts.optimiser)
     _check_combination(config, rule, algorithm, statistics=len(model.buffers_F) + len(model.counters))
     derived = [name for name in algorithm.summed if name in algorithm.server_only]
     if derived and config.update.changes_updates:
@@ -90,9 +88,9 @@ def _build_parts(config: Config, prepared: Prepared) -> Parts:
     return parts
 
 
-def _check_combination(config: Config, rule: Any, algorithm: Any, statistics: int) -> None:
+def _check_combination(config: Config, rule: AggregationRule, algorithm: LocalAlgorithm, statistics: int) -> None:
     """Refuse what would undo itself, or do nothing."""
-    if algorithm.summed and (getattr(rule, "robust", False) or hasattr(rule, "aggregate")):
+    if algorithm.summed and (rule.robust or not rule.is_weighted_sum):
         raise UserError(
             f"aggregation.name = {config.aggregation.name}: local.name = {config.local.name} also sums further vectors "
             f"({', '.join(algorithm.summed)}) over all clients, so a single one could still move the model without "
@@ -105,7 +103,7 @@ def _check_combination(config: Config, rule: Any, algorithm: Any, statistics: in
         )
 
 
-def _check_privacy(config: Config, rule: Any, algorithm: Any, float_buffers: int) -> None:
+def _check_privacy(config: Config, rule: AggregationRule, algorithm: LocalAlgorithm, float_buffers: int) -> None:
     """Refuse what would send more than the noise hides, or what no bound on a client's influence is known for."""
     if algorithm.summed:
         sent = ", ".join(algorithm.summed)
@@ -118,7 +116,7 @@ def _check_privacy(config: Config, rule: Any, algorithm: Any, float_buffers: int
             f"update.noise_multiplier: model.name = {config.model.name} has running statistics (batch normalisation) "
             "that no noise hides; use a model without them"
         )
-    if config.update.noise_at == "server" and hasattr(rule, "aggregate"):
+    if config.update.noise_at == "server" and not rule.is_weighted_sum:
         raise UserError(
             f"update.noise_at = server: {config.aggregation.name} is no weighted sum, so what one client can change "
             "of it is not bounded; use update.noise_at=client or another rule"
@@ -126,7 +124,7 @@ def _check_privacy(config: Config, rule: Any, algorithm: Any, float_buffers: int
     require_library()
 
 
-def measures(section: AggregationSection, rule: Any) -> dict[str, dict[str, Any]]:
+def measures(section: AggregationSection, rule: AggregationRule) -> dict[str, dict[str, Any]]:
     """The statistics of trained clients that a rule needs, with their options from its own keys."""
     options = {key: section.params.get(key) for key in ("probe", "probe_size", "layers")}
     return dict.fromkeys(rule.needs, options)
@@ -155,7 +153,7 @@ def _check_logits(model: FlatModel, prepared: Prepared, name: str) -> None:
         )
 
 
-def worker_setup(config: Config, rule: Any) -> WorkerSetup:
+def worker_setup(config: Config, rule: AggregationRule) -> WorkerSetup:
     """What every worker must know."""
     return WorkerSetup(
         config.seed, plugin("model", config.model), plugin("local", config.local), tuple(config.data.augment),

@@ -1,11 +1,14 @@
-"""What the local loop, its algorithms and the engine say to each other: one client's data, job, hooks and result."""
+"""What the local loop, its algorithms and the engine say to each other: one client's data, job and result.
+
+The hooks of a local algorithm are in `raysim.config.protocols.LocalAlgorithm`.
+"""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from raysim.core.records import ByteArray, FloatArray, IntArray
+from raysim.core.records import ByteArray, IntArray
 from raysim.models.flat_model import FlatModel
 
 
@@ -37,29 +40,6 @@ class Job:
     state: dict[str, Tensor] | None = None
     steps: int = 0
     scratch: dict[str, Any] = field(default_factory=dict)
-
-
-class LocalAlgorithm(Protocol):
-    """The hooks around the one loop; `raysim.local.sgd` gives each its default."""
-
-    epochs: int
-    steps: int | None
-    batch_size: int
-    summed: ClassVar[tuple[str, ...]]
-    broadcast: ClassVar[tuple[str, ...]]
-    server_only: ClassVar[tuple[str, ...]]
-
-    def check(self, module: nn.Module, rule: Any, server: Any) -> None: ...
-    def learning_rate(self, round_: int) -> float: ...
-    def start(self, job: Job) -> None: ...
-    def loss(self, job: Job, x: Tensor, y_B: Tensor) -> Tensor: ...
-    def after_backward(self, job: Job) -> None: ...
-    def step(self, job: Job) -> None: ...
-    def finish(self, job: Job) -> dict[str, Tensor] | None: ...
-    def effective_steps(self, job: Job) -> float: ...
-    def server_update(
-        self, broadcast_vectors: dict[str, FloatArray], sums: dict[str, FloatArray], update_P: FloatArray
-    ) -> tuple[dict[str, FloatArray], FloatArray]: ...
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raysim.config.protocols import LocalAlgorithm
 from raysim.core import rng
 from raysim.core.records import ByteArray, IntArray
 from raysim.local import batchnorm
-from raysim.local.contract import ClientData, Job, LocalAlgorithm, LocalResult
+from raysim.local.contract import ClientData, Job, LocalResult
 from raysim.local.dense_gradient import DenseGradient
 from raysim.local.sgd import sgd
 from raysim.models.architectures import Classifier

@@ -24,7 +24,7 @@ MODULE = '''
 from dataclasses import replace
 import numpy as np
 from raysim.data.datasets import digits
-from raysim.data.partition import iid
+from raysim.data.partitions import iid
 
 def halves(counts_KC): return counts_KC / 2
 def nothing(counts_KC): pass
