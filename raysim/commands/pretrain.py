@@ -39,7 +39,10 @@ def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
         apply_overrides(plain, overrides)
         config = validate(PretrainConfig, plain, str(source))
         _check_sampling(config)
-        dataset = load(config.data)
+        notes: list[str] = []
+        dataset = load(config.data, notes)
+        for note in notes:
+            display.line(f"note: {note}")
         display.line(f"{dataset.name}: {len(dataset.train_labels_N):,} training images; {config.steps:,} steps")
         folder = Path(config.output).expanduser()
         done = is_finished(folder, config)
@@ -153,8 +156,12 @@ def _measure(config: PretrainConfig, dataset: Dataset, display: Display, tracker
         tracker.log_artifact(folder / name)
 
 
-def load(section: dict[str, Any]) -> Dataset:
-    """The data set of a pretraining; with `public_frac`, its training images are those that no client owns."""
+def load(section: dict[str, Any], notes: list[str] | None = None) -> Dataset:
+    """The data set of a pretraining; with `public_frac`, its training images are those that no client owns.
+
+    notes: gets what the data set has to say.
+    """
+    from raysim.data.reader import Reader, read_dataset
     from raysim.data.splits import hold_out
 
     name, fraction = str(section.get("name")), section.get("public_frac", 0.0)
@@ -167,7 +174,9 @@ def load(section: dict[str, Any]) -> Dataset:
         raise ConfigError(problems)
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
         raise UserError(f"data.public_frac = {fraction!r}: give a number from 0 to below 1")
-    dataset: Dataset = hold_out(resolve("data", name)(**params), fraction)
+    dataset: Dataset = hold_out(
+        read_dataset(resolve("data", name), params, Reader(notes=[] if notes is None else notes)), fraction
+    )
     if dataset.public_images is None or dataset.public_labels_N is None:
         return dataset
     return replace(dataset, train_images=dataset.public_images, train_labels_N=dataset.public_labels_N)

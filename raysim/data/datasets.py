@@ -1,5 +1,6 @@
 """Named data sets: every one gives uint8 images, int64 labels, and a test split that training never sees."""
 
+import hashlib
 import pickle
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -84,23 +85,62 @@ def _torchvision(
     """parts: what selects the training and the test split, in torchvision's words."""
     import torchvision.datasets
 
-    folder = Path(root).expanduser()
+    folder, kind = Path(root).expanduser(), getattr(torchvision.datasets, class_name)
     loaded: list[Labelled] = []
     class_names: list[str] | None = None
     for part in parts:
         try:
-            source = getattr(torchvision.datasets, class_name)(str(folder), download=download, **part)
+            source = kind(str(folder), download=download, **part)
         except _UNREADABLE as error:
-            where = f"data.root = {root!r}: {name} in {folder.absolute()}"
-            if not download:
-                raise UserError(f"{where} is absent or damaged; set data.download=true to fetch it") from error
-            raise UserError(f"{where} could not be fetched ({error}); check the network, or copy it there") from error
+            raise UserError(_why_unread(name, kind, root, download, error)) from error
         loaded.append(_uniform_layout(source))
         class_names = class_names or getattr(source, "classes", None)
     train, test = loaded
     if name == "emnist":
         train, test, class_names = _upright(train, class_names), _upright(test, class_names), _named(class_names)
     return build_dataset(name, train, test, class_names, flips=flips, test_fraction=0.2, split_seed=0, key="data.root")
+
+
+def _why_unread(name: str, source: Any, root: str, download: bool, error: BaseException) -> str:
+    """What is wrong with a data set's files, with the checksum found and the one expected where that tells."""
+    folder = Path(root).expanduser()
+    where = f"data.root = {root!r}: {name} in {folder.absolute()}"
+    present = [(file, md5) for file, md5 in _checksums(source, folder) if file.is_file()]
+    found = {file: _md5(file) for file, _ in present}
+    damaged = [
+        f"{file.name} ({file.stat().st_size:,} bytes) has the MD5 sum {found[file]} and should have {md5}"
+        for file, md5 in present
+        if found[file] != md5
+    ]
+    if download:
+        more = f"; {damaged[0]}" if damaged else ""
+        return f"{where} could not be fetched ({error}){more}; check the network, or copy it there"
+    if damaged:
+        return f"{where} is damaged: {damaged[0]}; set data.download=true to fetch it again, or replace the file"
+    if present:
+        return (
+            f"{where} is not unpacked, or not complete ({error}): {present[0][0].name} is intact; set "
+            "data.download=true, which unpacks it and fetches only what is missing"
+        )
+    return f"{where} is absent or damaged ({error}); set data.download=true to fetch it"
+
+
+def _checksums(source: Any, folder: Path) -> list[tuple[Path, str]]:
+    """(file, its MD5 sum) of what torchvision fetches and unpacks for a data set."""
+    if hasattr(source, "tgz_md5"):  # CIFAR
+        unpacked = [(folder / source.base_folder / name, md5) for name, md5 in source.train_list + source.test_list]
+        return [(folder / source.filename, source.tgz_md5), *unpacked]
+    if hasattr(source, "split_list"):  # SVHN
+        return [(folder / name, md5) for _, name, md5 in (source.split_list[part] for part in ("train", "test"))]
+    raw = folder / source.__name__ / "raw"
+    if hasattr(source, "md5"):  # EMNIST
+        return [(raw / Path(source.url).name, source.md5)]
+    return [(raw / name, md5) for name, md5 in source.resources]
+
+
+def _md5(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def _uniform_layout(source: Any) -> Labelled:

@@ -7,9 +7,7 @@ write at once cannot disturb each other; one whose checksum is wrong is deleted 
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from raysim.core.records import ByteArray
 
 FOLDER = "decoded"  # in the folder of the image cache
 LEAST_BYTES = 1_000_000  # fewer are decoded before anyone notices
-_FORMAT = 1  # of what `decode_images` makes of a file
+_FORMAT = 2  # of what `decode_images` makes of a file
 _DECODERS = ("pil", "jpg", "libjpeg_turbo", "jpg_2000", "webp", "libtiff")
 
 
@@ -66,37 +64,20 @@ class DecodedCache:
             self.notes.append(f"{what} ({error.strerror}); the next run decodes them again")
 
 
-_active: ContextVar[DecodedCache | None] = ContextVar("decoded_cache", default=None)
-
-
-@contextmanager
-def decoded_cache(root: str | None, notes: list[str]) -> Iterator[None]:
-    """While this is entered, data sets that are read keep decoded images below `root`; None: nowhere.
+def open_cache(root: str, notes: list[str]) -> DecodedCache | None:
+    """The cache of decoded images below `root`; None, with a note, where that names no folder.
 
     notes: gets what was found damaged, or could not be done.
     """
-    cache = None
     try:
-        cache = None if root is None else DecodedCache(Path(root).expanduser() / FOLDER, notes)
+        return DecodedCache(Path(root).expanduser() / FOLDER, notes)
     except RuntimeError as error:  # a `~` without a home
         notes.append(f"output.cache = {root} cannot be used ({error}); decoded images are not kept")
-    token = _active.set(cache)
-    try:
-        yield
-    finally:
-        _active.reset(token)
+        return None
 
 
-def decoded(content: Callable[[], Iterable[bytes]], decode: Callable[[], ByteArray]) -> ByteArray:
-    """What `decode` gives, from the cache that is in use if it is there.
-
-    content: determines it, together with the decoders; digests of files, for example.
-    """
-    cache = _active.get()
-    return decode() if cache is None else cache.images(_key(content()), decode)
-
-
-def _key(content: Iterable[bytes]) -> str:
+def content_key(content: Iterable[bytes]) -> str:
+    """The key of images that are determined by `content`, the versions of the decoders and this package's decoding."""
     from PIL import features
 
     versions = {name: features.version(name) for name in _DECODERS}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from raysim.core.errors import UserError
 from raysim.core.records import ByteArray
@@ -27,6 +27,8 @@ class _ColourFound(Exception):
 def decode_images(count: int, read: Callable[[int], bytes | None], where: Callable[[int], str]) -> ByteArray:
     """`count` encoded images as uint8 N x channels x H x W, one channel if all are grey, else three.
 
+    Images are turned as their EXIF data say, and laid on white where they are transparent.  Of an animation, the first
+    image is taken.
     read: the bytes of image i.  where: its name, for messages.
     Raises UserError that names the first image that is missing, cannot be read, has more than 8 bits a channel, or
     differs in size from the first one.
@@ -68,14 +70,34 @@ def _decode(blob: bytes | None, mode: str, where: str) -> ByteArray:
     if blob is None:
         raise UserError(f"{where}: there is no image (null); remove the row")
     try:
-        with Image.open(io.BytesIO(blob)) as image:
-            if image.mode in _DEEP:
-                raise UserError(f"{where}: more than 8 bits a channel ({image.mode}); convert the image to 8 bits")
-            if mode == "L" and image.mode not in _GREY:
+        with Image.open(io.BytesIO(blob)) as opened:
+            if opened.mode in _DEEP:
+                raise UserError(f"{where}: more than 8 bits a channel ({opened.mode}); convert the image to 8 bits")
+            if mode == "L" and opened.mode not in _GREY:
                 raise _ColourFound
+            image = _on_white(_upright(opened))
             pixels = np.asarray(image if image.mode == mode else image.convert(mode))
     except UnidentifiedImageError as error:
         raise UserError(f"{where}: the image cannot be read (no known format); replace or remove it") from error
     except _UNREADABLE as error:
         raise UserError(f"{where}: the image cannot be read ({error}); replace or remove it") from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The image as a viewer shows it: turned as the camera noted in its EXIF data."""
+    try:
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+    except _UNREADABLE:  # broken EXIF data around a sound image
+        return image
+    return ImageOps.exif_transpose(image) if turned else image
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """The image on a white ground where it is transparent; what lies under transparent pixels is arbitrary."""
+    if not image.has_transparency_data:
+        return image
+    layered = image.convert("RGBA")
+    if layered.getchannel("A").getextrema() == (255, 255):
+        return image
+    return Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered).convert("RGB")

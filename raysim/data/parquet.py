@@ -3,6 +3,7 @@
 import bisect
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +13,11 @@ import numpy as np
 
 from raysim.core.errors import UserError
 from raysim.core.records import ByteArray, IntArray
-from raysim.data.decoded_cache import decoded
 from raysim.data.decoding import decode_images
+from raysim.data.folders import files, read_bytes, subfolders
+from raysim.data.reader import Reader
 from raysim.data.remote import is_url, local_copy
+from raysim.data.split_names import Split, split_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -29,20 +32,42 @@ def existing(path: str) -> Path:
     if is_url(path):
         return local_copy(path)
     found = Path(path).expanduser()
+    if found.is_symlink() and not found.exists():
+        raise UserError(f"data.path = {path!r}: it is a link to {found.readlink()}, where nothing is; mend the link")
     if not found.exists():
         raise UserError(f"data.path = {path!r}: {found.absolute()} does not exist; give the path of the data")
     return found
 
 
-def parquet_files(path: str) -> tuple[list[Path], list[Path]]:
-    """(training files, test files)."""
+def parquet_files(path: str, notes: list[str]) -> dict[Split, list[Path]]:
+    """The files of each split, in the order of their names; one file alone is the training split.
+
+    notes: gets what was entered or passed over.
+    Raises UserError where there is no training file, where shards of a split are missing, or where two names mean the
+    same split.
+    """
     root = existing(path)
     if root.is_file():
-        return [root], []
-    for folder in (root, root / "data"):
-        train = sorted(folder.glob("train-*.parquet")) or sorted(folder.glob("train.parquet"))
-        if train:
-            return train, sorted(folder.glob("test-*.parquet")) or sorted(folder.glob("test.parquet"))
+        total = _shard(root)[1]
+        if total > 1:
+            notes.append(f"{root} is one of {total} files of its split, and the others are not read")
+        return {"train": [root]}
+    folders = [root, root / "data"]
+    inner = [root / name for name in subfolders(root)]
+    if len(inner) == 1 and inner[0] not in folders:
+        folders.append(inner[0])
+    for folder in folders:
+        found = [file for file in files(folder) if file.suffix == ".parquet"] if folder.is_dir() else []
+        by_split = _by_split(found)
+        if "train" in by_split:
+            if folder not in (root, root / "data"):
+                notes.append(f"data.path = {path!r}: the files are read from {folder}, the only folder in it")
+            unread = [file.name for file in found if not any(file in used for used in by_split.values())]
+            if unread:
+                notes.append(f"parquet files in {folder} that are not read: {', '.join(unread[:8])}")
+            for split, used in by_split.items():
+                _check_shards(split, used)
+            return by_split
     present = ", ".join(sorted(p.name for p in root.iterdir())[:8]) or "nothing"
     raise UserError(
         f"data.path = {path!r}: no train-*.parquet in {root.absolute()} (it holds {present}); "
@@ -50,43 +75,126 @@ def parquet_files(path: str) -> tuple[list[Path], list[Path]]:
     )
 
 
+def _by_split(found: Sequence[Path]) -> dict[Split, list[Path]]:
+    """Files by the split that their names start with: train-*.parquet or train.parquet; UserError for two names of one.
+
+    Where there are both, such as train-0.parquet and train.parquet, only the former are taken.
+    """
+    by_name: dict[str, list[Path]] = {}
+    for file in found:
+        name, dash, _ = file.stem.partition("-")
+        if split_of(name) is not None:
+            by_name.setdefault(name + dash, []).append(file)
+    by_split: dict[Split, list[Path]] = {}
+    for name in sorted(by_name, key=lambda name: not name.endswith("-")):
+        split = split_of(name.rstrip("-"))
+        assert split is not None
+        if split not in by_split:
+            by_split[split] = sorted(by_name[name])
+        elif by_split[split][0].stem.partition("-")[0] != name.rstrip("-"):
+            raise UserError(
+                f"data.path: {by_split[split][0]} and {by_name[name][0].name} both mean the {split} split; rename or "
+                "remove one of them"
+            )
+    return by_split
+
+
+def _shard(file: Path) -> tuple[int, int]:
+    """(number, total) of a file such as train-00003-of-00040.parquet; (0, 0) for one without such numbers."""
+    numbers = re.search(r"-(\d+)-of-(\d+)", file.stem)
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+
+
+def _check_shards(split: Split, used: Sequence[Path]) -> None:
+    """UserError where not all files of a split are there, or files of two exports lie together."""
+    shards = [_shard(file) for file in used]
+    totals = sorted({total for _, total in shards})
+    if totals == [0]:
+        return
+    where = f"data.path: the {split} split in {used[0].parent}"
+    if len(totals) > 1:
+        named = ", ".join(f"{sum(t == total for _, t in shards)} of {total or 'no number'}" for total in totals)
+        raise UserError(f"{where} mixes files of different exports ({named}); keep the files of one")
+    numbers = [number for number, _ in shards]
+    missing = sorted(set(range(totals[0])) - set(numbers))
+    if missing:
+        shown = ", ".join(f"{number:05}" for number in missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise UserError(
+            f"{where} lacks {len(missing)} of {totals[0]} files: number {shown} (-of-{totals[0]:05}); fetch them, or, "
+            "if so few are meant, rename those that are there without -of-"
+        )
+    if len(set(numbers)) < len(numbers):
+        twice = next(number for number in numbers if numbers.count(number) > 1)
+        raise UserError(f"{where} has two files of number {twice:05}; keep one of them")
+
+
 def read_parquet(
-    files: Sequence[Path], columns: tuple[str | None, str | None]
+    paths: Sequence[Path], columns: tuple[str | None, str | None], reader: Reader
 ) -> tuple[ByteArray, IntArray, list[str] | None]:
     """(images, labels_N, class names if the file has them) of all files in order."""
     labels: list[IntArray] = []
     sources: list[tuple[Path, str]] = []
     names: list[str] | None = None
-    for file in files:
+    for file in paths:
         table, image_column, label_column = _read_labels(file, columns)
         labels.append(_integer_labels(table[label_column], f"data.path: {file}: column {label_column!r}"))
         sources.append((file, image_column))
         names = names or _hub_class_names(table, label_column)
-    images = decoded(lambda: _content(sources), lambda: _decode(sources))
+    images = reader.decoded(lambda: _content(sources), lambda: _decode(sources))
     return images, np.concatenate(labels), names
 
 
 def _content(sources: Sequence[tuple[Path, str]]) -> Iterator[bytes]:
-    """What determines the images in these columns of these files."""
+    """What determines the images in these columns of these files: their bytes, and those of files that they name."""
     for file, column in sources:
         yield column.encode()
         with file.open("rb") as opened:
             yield hashlib.file_digest(opened, "sha256").digest()
+        if _may_name_files(file, column):
+            named = (cell for cell in _cells(file, column) if isinstance(cell, Path) and cell.is_file())
+            yield from (hashlib.sha256(read_bytes(cell)).digest() for cell in named)
+
+
+def _may_name_files(file: Path, column: str) -> bool:
+    """Whether some images of a column are not in the parquet file itself; read from its metadata where that says."""
+    with _opened(file) as parquet:
+        metadata = parquet.metadata
+        leaves = [
+            metadata.row_group(group).column(i)
+            for group in range(metadata.num_row_groups)
+            for i in range(metadata.num_columns)
+        ]
+    nulls = [
+        leaf.statistics.null_count if leaf.statistics is not None and leaf.statistics.has_null_count else None
+        for leaf in leaves
+        if leaf.path_in_schema in (column, f"{column}.bytes")
+    ]
+    return not nulls or any(count != 0 for count in nulls)  # no such leaf: a struct of paths alone
 
 
 def _decode(sources: Sequence[tuple[Path, str]]) -> ByteArray:
-    blobs: list[bytes | None] = []
+    cells: list[bytes | Path | None] = []
     starts: list[int] = []
     for file, column in sources:
-        starts.append(len(blobs))
-        with _opened(file) as parquet:
-            blobs += _blobs(parquet.read(columns=[column])[column], f"data.path: {file}: column {column!r}")
+        starts.append(len(cells))
+        cells += _cells(file, column)
 
     def where(i: int) -> str:
         n = bisect.bisect_right(starts, i) - 1
         return f"data.path: {sources[n][0]}: row {i - starts[n]}"
 
-    return decode_images(len(blobs), lambda i: blobs[i], where)
+    def read(i: int) -> bytes | None:
+        cell = cells[i]
+        if not isinstance(cell, Path):
+            return cell
+        if not cell.is_file():
+            raise UserError(
+                f"{where(i)} holds no image, only the path of a file, and {cell} is not there; put the image files "
+                "beside the parquet file, or write their bytes into it"
+            )
+        return read_bytes(cell)
+
+    return decode_images(len(cells), read, where)
 
 
 @contextmanager
@@ -142,18 +250,35 @@ def check_labels(labels: Any, where: str) -> IntArray:
     return labels.astype(np.int64)
 
 
-def _blobs(column: "pyarrow.ChunkedArray", where: str) -> list[bytes | None]:
+def _cells(file: Path, column: str) -> list[bytes | Path | None]:
+    """Each row's encoded image, the path of its file where the row holds only that, or None for neither."""
     import pyarrow
     import pyarrow.compute
 
-    kind = column.type
-    if pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-        column = pyarrow.compute.struct_field(column, "bytes")
-        kind = column.type
+    with _opened(file) as parquet:
+        values = parquet.read(columns=[column])[column]
+    kind, paths = values.type, None
+    if pyarrow.types.is_struct(kind):
+        if kind.get_field_index("path") >= 0:
+            paths = pyarrow.compute.struct_field(values, "path")
+        if kind.get_field_index("bytes") >= 0:
+            values = pyarrow.compute.struct_field(values, "bytes")
+        elif paths is not None and pyarrow.types.is_string(paths.type):
+            values = pyarrow.nulls(len(values), pyarrow.binary())
+        kind = values.type
     if not (pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind)):
-        raise UserError(f"{where} holds {kind}, not image bytes; name the column of images with data.image_column")
-    blobs: list[bytes | None] = column.to_pylist()
-    return blobs
+        raise UserError(
+            f"data.path: {file}: column {column!r} holds {kind}, not image bytes; name the column of images with "
+            "data.image_column"
+        )
+    blobs: list[bytes | Path | None] = values.to_pylist()
+    if paths is None or not any(blob is None for blob in blobs):
+        return blobs
+    named = paths.to_pylist()
+    return [
+        file.parent / named[i] if blob is None and isinstance(named[i], str) and named[i] else blob
+        for i, blob in enumerate(blobs)
+    ]
 
 
 def _hub_class_names(table: "pyarrow.Table", label_column: str) -> list[str] | None:

@@ -30,14 +30,15 @@ class Prepared:
 def load_dataset(config: Config, notes: list[str] | None = None) -> Dataset:
     """The configured data set, public images set apart, cut to the configured numbers of samples.
 
-    notes: gets what there is to say about the cache of decoded images.
+    notes: gets what the data set and the cache of decoded images have to say.
     """
-    from raysim.data.decoded_cache import decoded_cache
+    from raysim.data.reader import open_reader, read_dataset
     from raysim.data.splits import hold_out, subset
 
     name = config.data.name
-    with blaming({"data.name": name}), decoded_cache(config.output.cache, [] if notes is None else notes):
-        dataset: Dataset = resolve("data", name)(**config.data.params)
+    reader = open_reader(config.output.cache, [] if notes is None else notes)
+    with blaming({"data.name": name}):
+        dataset = read_dataset(resolve("data", name), config.data.params, reader)
     dataset = checked_dataset(dataset, name) if ":" in name else dataset
     return subset(hold_out(dataset, config.data.public_frac), config.data.train_samples, config.data.test_samples)
 

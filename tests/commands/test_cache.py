@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from raysim.cli import commands
 from raysim.core.errors import UserError
-from raysim.data.decoded_cache import decoded, decoded_cache
+from raysim.data.reader import open_reader
 from raysim.generation.image_cache import ImageCache
 
 
@@ -44,8 +44,7 @@ def test_clear_asks_nothing_and_says_what_it_freed(folder: Path):
 
 def test_decoded_data_sets_are_listed_and_cleared_beside_synthetic_images(folder: Path):
     """500 images of 2,000 bytes; a file whose header is damaged holds an unknown number."""
-    with decoded_cache(str(folder), []):
-        decoded(lambda: [b"some data set"], lambda: np.zeros((500, 1, 40, 50), np.uint8))
+    open_reader(str(folder), []).decoded(lambda: [b"some data set"], lambda: np.zeros((500, 1, 40, 50), np.uint8))
     (path,) = (folder / "decoded").glob("*.img")
     (folder / "decoded" / "other.img").write_bytes(b"garbage")
     (folder / "decoded" / "mine.txt").write_text("not the cache's")

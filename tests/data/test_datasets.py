@@ -1,6 +1,7 @@
 """Named data sets and their splits."""
 
 import gzip
+import hashlib
 import pickle
 import struct
 
@@ -135,10 +136,45 @@ def test_emnist_letters_start_at_0_and_stand_upright(tmp_path):
     for part in ("train", "test"):
         write_idx(tmp_path / f"EMNIST/raw/emnist-letters-{part}-images-idx3-ubyte", images)
         write_idx(tmp_path / f"EMNIST/raw/emnist-letters-{part}-labels-idx1-ubyte", values)
-    dataset = datasets.emnist(root=str(tmp_path), dataset="letters")
+    dataset = datasets.emnist(root=str(tmp_path), split="letters")
     assert dataset.train_labels_N.tolist() == list(range(26))
     assert dataset.class_names[0] == "a" and dataset.class_names[-1] == "z"
     assert (dataset.train_images[:, 0] == images.transpose(0, 2, 1)).all() and not dataset.flips
+
+
+def test_a_truncated_archive_is_named_with_both_checksums(tmp_path):
+    """The MD5 sum of a million zero bytes is 879f4bdf...; that of the archive is the one torchvision expects."""
+    (tmp_path / "cifar-10-python.tar.gz").write_bytes(bytes(1_000_000))
+    with pytest.raises(UserError) as caught:
+        datasets.cifar10(root=str(tmp_path))
+    md5 = hashlib.md5(bytes(1_000_000), usedforsecurity=False).hexdigest()
+    for part in (
+        "cifar-10-python.tar.gz (1,000,000 bytes)", f"has the MD5 sum {md5}",
+        "should have c58f30108f718f92721af3b95e74349a", "data.download=true to fetch it again",
+    ):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("read", "file"),
+    [
+        (datasets.cifar100, "cifar-100-python/train"),
+        (datasets.mnist, "MNIST/raw/train-images-idx3-ubyte.gz"),
+        (datasets.fashion_mnist, "FashionMNIST/raw/t10k-labels-idx1-ubyte.gz"),
+        (datasets.emnist, "EMNIST/raw/gzip.zip"),
+        (datasets.svhn, "train_32x32.mat"),
+    ],
+)
+def test_every_named_data_set_says_which_of_its_files_is_damaged(tmp_path, read, file):
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_bytes(b"cut short")
+    with pytest.raises(UserError, match=rf"is damaged: {(tmp_path / file).name} \(9 bytes\) has the MD5 sum"):
+        read(root=str(tmp_path))
+
+
+def test_an_absent_data_set_is_said_to_be_absent(tmp_path):
+    with pytest.raises(UserError, match=r"mnist in .* is absent or damaged .*data\.download=true"):
+        datasets.mnist(root=str(tmp_path))
 
 
 def test_cifar_batches_are_read_through_torchvision(tmp_path, monkeypatch):

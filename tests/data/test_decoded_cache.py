@@ -15,6 +15,7 @@ from test_files import encode, pictures, write_parquet
 from raysim.config.load import load_config
 from raysim.core.records import Dataset
 from raysim.data import decoded_cache, files, parquet
+from raysim.data.reader import open_reader
 from raysim.lifecycle.prepare import load_dataset
 
 
@@ -148,14 +149,12 @@ def test_runs_that_decode_at_once_do_not_disturb_each_other(tmp_path: Path, monk
         return images
 
     def one(_: int) -> np.ndarray:
-        with decoded_cache.decoded_cache(str(tmp_path), []):
-            return decoded_cache.decoded(lambda: [b"same"], decode)
+        return open_reader(str(tmp_path), []).decoded(lambda: [b"same"], decode)
 
     with ThreadPoolExecutor(4) as pool:
         assert all(np.array_equal(found, images) for found in pool.map(one, range(4)))
     assert [path.suffix for path in kept(tmp_path)] == [".img"]
-    with decoded_cache.decoded_cache(str(tmp_path), []):
-        assert np.array_equal(decoded_cache.decoded(lambda: [b"same"], lambda: images[:0]), images)
+    assert np.array_equal(open_reader(str(tmp_path), []).decoded(lambda: [b"same"], lambda: images[:0]), images)
 
 
 def test_large_images_are_decoded_by_threads_and_small_ones_alike(monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,10 @@ import pytest
 from PIL import Image
 
 from raysim.core.errors import UserError
+from raysim.data import decoded_cache
+from raysim.data.decoding import decode_images
 from raysim.data.files import image_folder, npz, parquet
+from raysim.data.reader import Reader, open_reader
 
 
 def encode(pixels: np.ndarray, form: str = "PNG") -> bytes:
@@ -144,6 +147,152 @@ def test_an_empty_table_of_the_right_type_is_refused(tmp_path):
         parquet(path=str(tmp_path))
 
 
+def test_missing_shards_are_refused_and_named(tmp_path):
+    """Files 1, 2 and 7 of 40 are missing."""
+    blobs = [encode(p) for p in pictures(2)]
+    for n in sorted({*range(40)} - {1, 2, 7}):
+        write_parquet(tmp_path / f"train-{n:05}-of-00040.parquet", blobs, [0, 1])
+    message = r"the train split in .* lacks 3 of 40 files: number 00001, 00002, 00007 \(-of-00040\)"
+    with pytest.raises(UserError, match=message):
+        parquet(path=str(tmp_path))
+    for n in (1, 2, 7):
+        write_parquet(tmp_path / f"train-{n:05}-of-00040.parquet", blobs, [0, 1])
+    write_parquet(tmp_path / "test-00001-of-00002.parquet", blobs, [0, 1])
+    with pytest.raises(UserError, match=r"the test split in .* lacks 1 of 2 files: number 00000"):
+        parquet(path=str(tmp_path))
+    write_parquet(tmp_path / "test-00000-of-00002.parquet", blobs, [0, 1])
+    assert len(parquet(path=str(tmp_path)).train_labels_N) == 80
+    write_parquet(tmp_path / "train-00000-of-00002.parquet", blobs, [0, 1])
+    with pytest.raises(UserError, match=r"mixes files of different exports \(1 of 2, 40 of 40\)"):
+        parquet(path=str(tmp_path))
+
+
+def test_one_shard_named_alone_is_read_and_said(tmp_path):
+    write_parquet(tmp_path / "train-00001-of-00003.parquet", [encode(p) for p in pictures(10)], [0, 1] * 5)
+    reader = Reader()
+    assert len(parquet(reader, path=str(tmp_path / "train-00001-of-00003.parquet")).train_labels_N) == 8
+    assert reader.notes == [f"{tmp_path}/train-00001-of-00003.parquet is one of 3 files of its split, and the others "
+                            "are not read"]
+
+
+def test_parquet_splits_are_known_in_any_case_and_validation_is_said_or_used(tmp_path):
+    pixels = pictures(8)
+    blobs = [encode(p) for p in pixels]
+    write_parquet(tmp_path / "Train-0.parquet", blobs[:4], [0, 1, 0, 1])
+    write_parquet(tmp_path / "Testing-0.parquet", blobs[4:6], [0, 1])
+    write_parquet(tmp_path / "validation-0.parquet", blobs[6:], [0, 1])
+    write_parquet(tmp_path / "extra-0.parquet", blobs[6:], [0, 1])
+    reader = Reader()
+    dataset = parquet(reader, path=str(tmp_path))
+    assert len(dataset.train_labels_N) == 4 and (dataset.test_images == pixels[4:6].transpose(0, 3, 1, 2)).all()
+    assert reader.notes[0].endswith("that are not read: extra-0.parquet")
+    assert reader.notes[1].startswith("validation-0.parquet is a validation split and is not read")
+    tested = parquet(path=str(tmp_path), validation="test")
+    assert (tested.test_images == pixels[6:].transpose(0, 3, 1, 2)).all() and len(tested.train_labels_N) == 4
+    trained = parquet(path=str(tmp_path), validation="train")
+    assert len(trained.train_labels_N) == 6 and (trained.test_images == dataset.test_images).all()
+    write_parquet(tmp_path / "training-0.parquet", blobs[:4], [0, 1, 0, 1])
+    with pytest.raises(UserError, match="both mean the train split"):
+        parquet(path=str(tmp_path))
+
+
+def test_the_only_folder_is_entered(tmp_path):
+    (tmp_path / "plain_text").mkdir()
+    write_parquet(tmp_path / "plain_text/train-0.parquet", [encode(p) for p in pictures(10)], [0, 1] * 5)
+    reader = Reader()
+    assert len(parquet(reader, path=str(tmp_path)).train_labels_N) == 8
+    assert reader.notes == [f"data.path = {str(tmp_path)!r}: the files are read from {tmp_path}/plain_text, the only "
+                            "folder in it"]
+
+
+@pytest.mark.parametrize("with_bytes", [True, False])
+def test_images_named_by_their_path_are_read_beside_the_parquet_file(tmp_path, monkeypatch, with_bytes):
+    """Struct {bytes: null, path: images/0.png}, or of paths alone; changed files are not taken from a cache."""
+    monkeypatch.setattr(decoded_cache, "LEAST_BYTES", 1)
+    (tmp_path / "images").mkdir()
+    pixels = pictures(4, (40, 40, 3))
+    for i, p in enumerate(pixels):
+        (tmp_path / f"images/{i}.png").write_bytes(encode(p))
+    fields = [("bytes", pa.binary())] if with_bytes else []
+    kind = pa.struct([*fields, ("path", pa.string())])
+    cells = [{"path": f"images/{i}.png", **({"bytes": None} if with_bytes else {})} for i in range(4)]
+    if with_bytes:
+        cells[3] = {"bytes": encode(pixels[3]), "path": "elsewhere.png"}  # bytes go before the path
+    table = pa.table({"image": pa.array(cells, type=kind), "label": [0, 1, 0, 1]})
+    pq.write_table(table, tmp_path / "train-0.parquet")
+    pq.write_table(table, tmp_path / "test-0.parquet")
+    keys = {"path": str(tmp_path)}
+    cache = open_reader(str(tmp_path / "cache"), [])
+    assert (parquet(cache, **keys).train_images == pixels.transpose(0, 3, 1, 2)).all()
+    (tmp_path / "images/2.png").write_bytes(encode(pixels[0]))
+    assert (parquet(cache, **keys).train_images[2] == pixels[0].transpose(2, 0, 1)).all()
+    (tmp_path / "images/1.png").unlink()
+    with pytest.raises(UserError, match=r"row 1 holds no image, only the path of a file, and .*images/1\.png is not"):
+        parquet(cache, **keys)
+
+
+# --- what a viewer shows
+
+
+def saved(image: Image.Image, form: str, **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def decode(*blobs: bytes) -> np.ndarray:
+    return decode_images(len(blobs), lambda i: blobs[i], str)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_stand_as_the_camera_noted(orientation):
+    """EXIF orientations 1 to 8 are the symmetries of the square; 6 is turned by a quarter clockwise to be upright."""
+    stored = pictures(1, (4, 3, 3))[0]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    upright = {
+        1: stored, 2: stored[:, ::-1], 3: stored[::-1, ::-1], 4: stored[::-1],
+        5: stored.transpose(1, 0, 2), 6: np.rot90(stored, -1), 7: stored[::-1, ::-1].transpose(1, 0, 2),
+        8: np.rot90(stored),
+    }[orientation]
+    found = decode(saved(Image.fromarray(stored), "PNG", exif=exif))
+    assert (found[0] == upright.transpose(2, 0, 1)).all()
+    jpeg = decode(saved(Image.fromarray(stored), "JPEG", exif=exif))
+    assert jpeg.shape == found.shape
+
+
+def test_broken_exif_data_leave_a_sound_image_as_it_is():
+    pixels = pictures(1, (4, 3, 3))[0]
+    broken = saved(Image.fromarray(pixels), "PNG", exif=b"Exif\x00\x00nonsense")
+    assert (decode(broken)[0] == pixels.transpose(2, 0, 1)).all()
+
+
+def test_a_shape_in_alpha_alone_is_seen_on_white():
+    """A black square whose alpha is 0, 255, 51: white, black, and 255 - 51 = 204."""
+    alpha = np.array([[0, 255], [51, 0]], np.uint8)
+    expected = np.array([[255, 0], [204, 255]], np.uint8)
+    black = np.zeros((2, 2, 3), np.uint8)
+    rgba = Image.fromarray(np.dstack([black, alpha]))
+    grey = Image.merge("LA", [Image.fromarray(black[..., 0]), Image.fromarray(alpha)])
+    assert (decode(saved(rgba, "PNG"))[0] == expected).all()
+    assert decode(saved(grey, "PNG")).shape == (1, 1, 2, 2)  # grey stays grey
+    assert (decode(saved(grey, "PNG"))[0, 0] == expected).all()
+
+
+def test_transparent_colours_of_palettes_and_of_plain_images_are_white():
+    indexed = Image.fromarray(np.array([[0, 1], [1, 0]], np.uint8), "P")
+    indexed.putpalette([10, 20, 30, 40, 50, 60])
+    assert decode(saved(indexed, "PNG", transparency=0))[0, 0].tolist() == [[255, 40], [40, 255]]
+    grey = Image.fromarray(np.array([[7, 9]], np.uint8))
+    assert decode(saved(grey, "PNG", transparency=7))[0, 0].tolist() == [[255, 9]]
+
+
+def test_opaque_alpha_changes_nothing():
+    pixels = pictures(1, (3, 3, 4))[0]
+    pixels[..., 3] = 255
+    assert (decode(saved(Image.fromarray(pixels), "PNG"))[0] == pixels[..., :3].transpose(2, 0, 1)).all()
+
+
 # --- folders of images
 
 
@@ -207,6 +356,22 @@ def test_npz_layouts_are_recognised(tmp_path, layout):
     assert (dataset.train_images == images).all() and dataset.train_images.shape[2:] == (4, 7)
     assert dataset.test_labels_N.tolist() == [0, 1] * 3 and dataset.test_labels_N.dtype == np.int64
     assert not dataset.flips
+
+
+@pytest.mark.parametrize("prefix", ["val", "validation", "valid"])
+def test_validation_arrays_are_said_and_can_be_used(tmp_path, prefix):
+    values = np.array([0, 1, 0, 1])
+    parts = {part: pictures(4, (4, 7), seed) for seed, part in enumerate(("train", "test", prefix))}
+    arrays = {f"{part}_images": images for part, images in parts.items()}
+    np.savez(tmp_path / "d.npz", **arrays, **{f"{part}_labels": values for part in parts}, weights=np.zeros(3))
+    path, reader = str(tmp_path / "d.npz"), Reader()
+    dataset = npz(reader, path=path)
+    assert (dataset.test_images[:, 0] == parts["test"]).all() and len(dataset.train_labels_N) == 4
+    assert reader.notes[0].startswith(f"{prefix}_images in {path} is a validation split and is not read")
+    assert reader.notes[1] == f"arrays in {path} that are not read: weights"
+    assert (npz(path=path, validation="test").test_images[:, 0] == parts[prefix]).all()
+    trained = npz(path=path, validation="train")
+    assert (trained.train_images[4:, 0] == parts[prefix]).all() and trained.train_labels_N.tolist() == [0, 1] * 4
 
 
 @pytest.mark.parametrize(

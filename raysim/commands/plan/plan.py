@@ -117,7 +117,8 @@ def plan(
     config = load_config(source, overrides, (*_SECTIONS, "generator") if measure_speed else _SECTIONS)
     names = _policies(policies, config)
     beta_list, seed_list = _betas(betas, config), parse_seeds(seeds) if seeds is not None else []
-    dataset = load_dataset(config)
+    notes: list[str] = []
+    dataset = load_dataset(config, notes)
     partition = make_partition(config, dataset)
     counts_KC = partition.counts_KC
     ablation = _ablation(config)
@@ -128,7 +129,7 @@ def plan(
         choose_beta(counts_KC, **ablation),
         measure(config, dataset) if measure_speed else None,
         plan_seeds(config, dataset, names, seed_list) if seed_list else None,
-        list(config.notes),
+        [*config.notes, *notes],
     )
 
 
