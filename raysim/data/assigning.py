@@ -92,10 +92,23 @@ def redraw(
     )
 
 
-def cut_counts(shares_K: FloatArray, n_class: IntArray | int) -> IntArray:
-    """Cut points floor(cumsum(shares) * n_class) along the last axis, as the number of samples between them."""
-    cuts = np.floor(np.cumsum(shares_K, axis=-1) * np.asarray(n_class)[..., None]).astype(np.int64)
-    cuts = np.minimum(cuts, np.asarray(n_class)[..., None])
-    cuts[..., -1] = n_class  # the last client takes what rounding left
+def rounding_offsets(rng: np.random.Generator, count: int) -> FloatArray:
+    """One u ~ U[0, 1) for each of `count` classes, for `cut_counts`; zeros for numpy's own stream.
+
+    numpy's RandomState (`partition.stream: numpy`) is there to deal as earlier code did, which took floors.
+    """
+    return np.zeros(count) if isinstance(rng, np.random.RandomState) else rng.random(count)
+
+
+def cut_counts(shares_K: FloatArray, n_class: IntArray | int, u: FloatArray | float) -> IntArray:
+    """Cut points floor(cumsum(shares) * n_class + u) along the last axis, as the number of samples between them.
+
+    With one u ~ U[0, 1) a class this is systematic rounding: client k gets shares_k * n_class samples on average.  With
+    u = 0 the last client gets what all floors left, which is most of the samples where classes are small.
+    """
+    whole = np.asarray(n_class)[..., None]
+    cuts = np.floor(np.cumsum(shares_K, axis=-1) * whole + np.asarray(u)[..., None]).astype(np.int64)
+    cuts = np.minimum(cuts, whole)
+    cuts[..., -1] = n_class  # floor(n_class + u), whatever the shares' own rounding makes of their sum
     counts: IntArray = np.diff(cuts, axis=-1, prepend=0)
     return counts

@@ -13,7 +13,16 @@ from raysim.core import rng as streams
 from raysim.core.errors import UserError
 from raysim.core.records import FloatArray, IntArray, Partition, sha256
 from raysim.core.rounding import split_evenly
-from raysim.data.assigning import cut_counts, deal, from_indices, from_owners, redraw, require_alpha, require_samples
+from raysim.data.assigning import (
+    cut_counts,
+    deal,
+    from_indices,
+    from_owners,
+    redraw,
+    require_alpha,
+    require_samples,
+    rounding_offsets,
+)
 from raysim.data.partition_file import read_partition
 
 __all__ = [
@@ -52,8 +61,10 @@ def dirichlet(
 ) -> Partition:
     """Each class is cut into shares ~ Dir_K(alpha) over the clients; the usual label skew of the literature.
 
-    Cut points are floor(cumsum(shares) * n_class); all classes are drawn again, a bounded number of times, until every
-    client has `min_samples`.  Raises UserError where that cannot be or was not reached.
+    Cut points are floor(cumsum(shares) * n_class + u), one u ~ U[0, 1) a class (systematic rounding, so that no client
+    has more than its share on average); u = 0 with `stream: numpy`, as in earlier code.  All classes are drawn again, a
+    bounded number of times, until every client has `min_samples`.
+    Raises UserError where that cannot be or was not reached.
     """
     require_alpha(alpha)
     require_samples(labels_N, clients, min_samples)
@@ -61,7 +72,8 @@ def dirichlet(
 
     def draw() -> IntArray | None:
         shares_CK = rng.dirichlet(np.full(clients, alpha), size=classes)
-        return cut_counts(shares_CK, n_C) if np.isfinite(shares_CK).all() else None
+        u_C = rounding_offsets(rng, classes)
+        return cut_counts(shares_CK, n_C, u_C) if np.isfinite(shares_CK).all() else None
 
     return deal(redraw(draw, clients, classes, alpha, min_samples), labels_N, rng)
 
@@ -86,13 +98,14 @@ def dirichlet_balanced(
 
     def draw() -> IntArray | None:
         shares_CK = rng.dirichlet(np.full(clients, alpha), size=classes)
+        u_C = rounding_offsets(rng, classes)
         counts_CK = np.zeros((classes, clients), dtype=np.int64)
         held_K = np.zeros(clients, dtype=np.int64)
         for c in range(classes):
             shares_K = shares_CK[c] * (held_K * clients < len(labels_N))
             if not 0 < shares_K.sum() < np.inf:
                 return None  # all of the class had fallen to clients that are full
-            counts_CK[c] = cut_counts(shares_K / shares_K.sum(), n_C[c])
+            counts_CK[c] = cut_counts(shares_K / shares_K.sum(), n_C[c], u_C[c])
             held_K += counts_CK[c]
         return counts_CK
 
@@ -112,7 +125,8 @@ def dirichlet_fedoui(
 
     Class after class, share_k is multiplied by max(0, n_class - samples client k holds) and renormalised (where no
     client has room left, the drawn shares stand); counts are floor(share * n_class), and the remainder goes one each to
-    clients 0, 1, 2, ...  Raises UserError as `dirichlet` does.
+    clients 0, 1, 2, ..., which favours the first clients where classes are small, as in their code.
+    Raises UserError as `dirichlet` does.
     """
     require_alpha(alpha)
     require_samples(labels_N, clients, min_samples)
@@ -266,7 +280,10 @@ def labels_per_client(
                 f"partition.labels = {labels}: class {c} has {n_C[c]} training samples for the {owners_C[c]} clients "
                 "that hold it; use fewer clients or labels"
             )
-        holds_CK[c, holds_CK[c] == 1] = split_evenly(int(n_C[c]), int(owners_C[c]))
+        parts = split_evenly(int(n_C[c]), int(owners_C[c]))
+        # Shuffled, so that the larger parts are not always those of the first clients; not in numpy's own stream,
+        # which deals as earlier code did.
+        holds_CK[c, holds_CK[c] == 1] = parts if isinstance(rng, np.random.RandomState) else rng.permutation(parts)
     return deal(holds_CK, labels_N, rng)
 
 

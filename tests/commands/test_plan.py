@@ -230,7 +230,7 @@ def test_the_table_fits_100_columns_and_says_which_totals_are_matched(capsys):
     result = planned("partition.clients=5", seeds="0-3")
     speed = Speed(0.5, 2, "time: reckoned")
     dataset = load_dataset(load_config({**SMALL, "data": {"name": "digits"}}, (), LIGHT))
-    wide = type(result)(**{**vars(result), "speed": speed, "split": dataset, "counts_KC": result.counts_KC * 100_000})
+    wide = type(result)(**{**vars(result), "speed": speed, "dataset": dataset, "counts_KC": result.counts_KC * 100_000})
     for shown in (result, wide):
         print_plan(shown)
         out = capsys.readouterr().out

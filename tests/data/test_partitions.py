@@ -16,6 +16,7 @@ from raysim.config.registry import available, check_parameters, resolve
 from raysim.core import rng
 from raysim.core.errors import UserError
 from raysim.data import partitions as kinds
+from raysim.data.assigning import cut_counts
 from raysim.data.partitions import dirichlet, dirichlet_balanced, dirichlet_client, labels_per_client, shards
 
 CIFAR10_LABELS = np.repeat(np.arange(10), 5000)
@@ -146,18 +147,60 @@ def test_a_huge_alpha_looks_iid(name):
     assert normalised_entropy_K(owned.counts_KC).min() > 0.999
 
 
-def test_dirichlet_cuts_at_the_floor_of_the_cumulated_shares():
-    """Shares .25, .5, .25 of 10 samples: cuts at floor(2.5) = 2 and floor(7.5) = 7, so 2, 5 and 3."""
+class Fixed(np.random.Generator):
+    """Shares and u as given; rows in falling order."""
 
-    class Fixed:
-        def dirichlet(self, alpha, size):
-            return np.tile([0.25, 0.5, 0.25], (size, 1))
+    def __init__(self, shares_CK: list[list[float]], u_C: list[float]) -> None:
+        super().__init__(np.random.Philox(0))
+        self.shares_CK, self.u_C = np.array(shares_CK), np.array(u_C)
 
-        def permutation(self, rows):
-            return rows[::-1]
+    def dirichlet(self, alpha, size):  # type: ignore[override]
+        return self.shares_CK
 
-    owned = dirichlet(np.zeros(10, dtype=np.int64), 1, Fixed(), clients=3)  # type: ignore[arg-type]
-    assert [owned.client(k)[0].tolist() for k in range(3)] == [[8, 9], [3, 4, 5, 6, 7], [0, 1, 2]]
+    def random(self, size):  # type: ignore[override]
+        return self.u_C
+
+    def permutation(self, rows):  # type: ignore[override]
+        return rows[::-1]
+
+
+@pytest.mark.parametrize(("u", "sizes"), [(0.0, [2, 5, 3]), (0.25, [2, 5, 3]), (0.5, [3, 5, 2]), (0.9, [3, 5, 2])])
+def test_dirichlet_cuts_at_the_rounded_cumulated_shares(u, sizes):
+    """Shares .25, .5, .25 of 10 samples, cumulated 2.5 and 7.5: floor(2.5 + u) and floor(7.5 + u) are 2 and 7 for
+    u < .5, else 3 and 8."""
+    owned = dirichlet(np.zeros(10, dtype=np.int64), 1, Fixed([[0.25, 0.5, 0.25]], [u]), clients=3)
+    assert owned.sizes_K.tolist() == sizes
+    assert owned.client(0)[0].tolist() == list(range(10 - sizes[0], 10))
+
+
+def test_systematic_rounding_gives_each_client_its_share_on_average():
+    """Shares .1, .2, .3, .4 of a class of 3: over u = .005, .015, ..., .995 the means are .3, .6, .9, 1.2 exactly."""
+    u_M = (np.arange(100) + 0.5) / 100
+    counts_MK = cut_counts(np.tile([0.1, 0.2, 0.3, 0.4], (100, 1)), np.full(100, 3), u_M)
+    assert (counts_MK.sum(axis=1) == 3).all()
+    assert counts_MK.mean(axis=0) == pytest.approx([0.3, 0.6, 0.9, 1.2])
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "dirichlet_balanced", "labels_per_client"])
+def test_no_client_index_is_favoured_where_classes_are_small(name):
+    """100 classes of 30 (of 15, dealt to 10 owners each) and 50 clients: means of about 60 (30) for every index."""
+    per_class = 15 if name == "labels_per_client" else 30
+    labels_N = np.repeat(np.arange(100), per_class)
+    keys = {"labels": 20} if name == "labels_per_client" else {"alpha": 0.5, "min_samples": 0}
+    mean_K = np.mean([make(name, labels_N, 100, seed, clients=50, **keys).sizes_K for seed in range(100)], axis=0)
+    assert mean_K.mean() == pytest.approx(len(labels_N) / 50) and mean_K.max() / mean_K.min() < 1.1
+
+
+def test_numpys_own_stream_takes_floors_as_earlier_code_did():
+    """The counts of numpy.random.RandomState(0): np.split at floor(cumsum(shares) * n), the rest to the last client."""
+    reference = np.random.RandomState(0)
+    shares_CK = reference.dirichlet(np.full(20, 0.1), size=10)
+    expected_KC = np.array([
+        [len(part) for part in np.split(np.arange(5000), (np.cumsum(shares_K) * 5000).astype(int)[:-1])]
+        for shares_K in shares_CK
+    ]).T
+    owned = dirichlet(CIFAR10_LABELS, 10, rng.numpy_stream(0), clients=20, alpha=0.1, min_samples=0)  # type: ignore[arg-type]
+    assert (owned.counts_KC == expected_KC).all()
 
 
 def test_dirichlet_reaches_the_minimum_it_was_asked_for():
@@ -178,14 +221,8 @@ def test_balanced_gives_nothing_more_to_a_client_that_holds_its_part(first_share
     """8 samples, 2 clients: 4 is a full part.  If class 0 fell to client 0 whole, its share .9 of class 1 counts for 0;
     if it holds only 2, it gets floor(.9 * 4) = 3."""
 
-    class Fixed:
-        def dirichlet(self, alpha, size):
-            return np.array([[first_share, 1 - first_share], [0.9, 0.1]])
-
-        def permutation(self, rows):
-            return rows
-
-    owned = dirichlet_balanced(np.repeat([0, 1], 4), 2, Fixed(), clients=2, min_samples=1)  # type: ignore[arg-type]
+    draw = Fixed([[first_share, 1 - first_share], [0.9, 0.1]], [0, 0])
+    owned = dirichlet_balanced(np.repeat([0, 1], 4), 2, draw, clients=2, min_samples=1)
     assert owned.counts_KC.tolist() == counts
 
 
