@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from raysim.allocation import fedeas_budget
@@ -28,7 +29,7 @@ def none(counts_KC: IntArray, *, total: Total = None) -> IntArray:
 
     Raises UserError for a total above 0, and for a client without a sample.
     """
-    _check_counts(counts_KC)
+    counts_KC = _checked_counts(counts_KC)
     wanted = _resolve_total(total, counts_KC)
     if wanted:
         raise UserError(f"allocation.total = {wanted}: the policy `none` makes no image; leave the total out")
@@ -40,7 +41,7 @@ def full(counts_KC: IntArray, *, total: Total = None) -> IntArray:
 
     With a total, the images are spread in proportion to that quota.
     """
-    _check_counts(counts_KC)
+    counts_KC = _checked_counts(counts_KC)
     quota_KC = counts_KC.max(axis=1, keepdims=True) - counts_KC
     return _served(counts_KC, _scaled(quota_KC, _resolve_total(total, counts_KC)), "full")
 
@@ -50,7 +51,7 @@ def uniform(counts_KC: IntArray, *, total: Total = None) -> IntArray:
 
     Raises UserError without a total.
     """
-    _check_counts(counts_KC)
+    counts_KC = _checked_counts(counts_KC)
     wanted = _required_total(total, counts_KC, "uniform")
     equal_K = np.ones(len(counts_KC), dtype=np.int64)
     return _served(counts_KC, even_over_classes(equal_K, counts_KC.shape[1], wanted), "uniform")
@@ -61,7 +62,7 @@ def size_proportional(counts_KC: IntArray, *, total: Total = None) -> IntArray:
 
     Raises UserError without a total.
     """
-    _check_counts(counts_KC)
+    counts_KC = _checked_counts(counts_KC)
     wanted = _required_total(total, counts_KC, "size_proportional")
     if not counts_KC.any():
         return _served(counts_KC, np.zeros_like(counts_KC), "size_proportional")
@@ -79,7 +80,7 @@ def missing_only(
 
     Raises UserError unless exactly one of total and level is given, and for a total when nothing is missing.
     """
-    _check_counts(counts_KC)
+    counts_KC = _checked_counts(counts_KC)
     if (total is None) == (level is None):
         raise UserError("allocation.total, allocation.level: `missing_only` needs exactly one of them; set one")
     missing_KC = counts_KC == 0
@@ -115,7 +116,7 @@ def fedeas(
     total: beta is solved for and not used; the quota is trimmed to the exact total.
     Raises UserError for an empty client, or where no beta satisfies the rule or reaches the total.
     """
-    _check_counts(counts_KC)
+    counts_KC = _checked_counts(counts_KC)
     strength = fedeas_budget.strength_K(counts_KC, entropy, size)
     wanted = _resolve_total(total, counts_KC)
     if wanted is not None:
@@ -129,7 +130,7 @@ def auto_beta(counts_KC: IntArray, entropy: bool = True, size: fedeas_budget.Siz
 
     Raises UserError with the two betas that come nearest, where none removes half at under a quarter synthetic.
     """
-    rows = fedeas_budget.beta_table(counts_KC, entropy=entropy, size=size)
+    rows = fedeas_budget.beta_table(_checked_counts(counts_KC), entropy=entropy, size=size)
     chosen = fedeas_budget.select_beta(rows)
     if chosen is not None:
         return chosen.beta
@@ -221,11 +222,16 @@ def _checked_beta(beta: Any) -> float:
     return float(beta)
 
 
-def _check_counts(counts_KC: IntArray) -> None:
-    if counts_KC.ndim != 2 or 0 in counts_KC.shape or not np.issubdtype(counts_KC.dtype, np.integer):
+def _checked_counts(counts_KC: NDArray[Any]) -> IntArray:
+    """The counts as int64 in C order, from whole numbers of any type and order; ValueError for anything else.
+
+    Unsigned and signed numbers together would become floating-point ones, and narrow ones would overflow.
+    """
+    if counts_KC.ndim != 2 or 0 in counts_KC.shape or counts_KC.dtype.kind not in "iub":
         raise ValueError(f"counts_KC must be integers, clients x classes, not {counts_KC.dtype} {counts_KC.shape}")
-    if counts_KC.min() < 0:
-        raise ValueError("counts_KC must not be negative")
+    if counts_KC.min() < 0 or counts_KC.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"counts_KC must be in 0..2^63 - 1, not {counts_KC.min()} to {counts_KC.max()}")
+    return np.ascontiguousarray(counts_KC, dtype=np.int64)
 
 
 def _served(counts_KC: IntArray, quota_KC: IntArray, policy: str) -> IntArray:

@@ -105,7 +105,9 @@ def dirichlet_balanced(
             shares_K = shares_CK[c] * (held_K * clients < len(labels_N))
             if not 0 < shares_K.sum() < np.inf:
                 return None  # all of the class had fallen to clients that are full
-            counts_CK[c] = cut_counts(shares_K / shares_K.sum(), n_C[c], u_C[c])
+            # Full clients take no part: the last one would else get what the shares' rounding leaves of their sum.
+            is_open_K = shares_K > 0
+            counts_CK[c, is_open_K] = cut_counts(shares_K[is_open_K] / shares_K.sum(), n_C[c], u_C[c])
             held_K += counts_CK[c]
         return counts_CK
 
@@ -124,7 +126,7 @@ def dirichlet_fedoui(
     """The FedOUI authors' variant: shares are damped by what a client already holds (arXiv 2605.11571).
 
     Class after class, share_k is multiplied by max(0, n_class - samples client k holds) and renormalised (where no
-    client has room left, the drawn shares stand); counts are floor(share * n_class), and the remainder goes one each to
+    client has room left, all shares are equal); counts are floor(share * n_class), and the remainder goes one each to
     clients 0, 1, 2, ..., which favours the first clients where classes are small, as in their code.
     Raises UserError as `dirichlet` does.
     """
@@ -148,8 +150,8 @@ def dirichlet_fedoui(
 
 def _damped_counts(shares_K: FloatArray, held_K: IntArray, n_class: int) -> IntArray:
     damped_K = shares_K * np.maximum(n_class - held_K, 0)
-    if damped_K.sum() > 0:
-        shares_K = damped_K / damped_K.sum()
+    room = damped_K.sum()
+    shares_K = damped_K / room if room > 0 else np.full(len(shares_K), 1 / len(shares_K))
     counts_K = np.floor(shares_K * n_class).astype(np.int64)
     # Floors lose less than one each, so the remainder is at most one for each client.
     counts_K[: n_class - int(counts_K.sum())] += 1

@@ -93,6 +93,47 @@ def test_full_balance_leaves_every_client_balanced(counts_KC):
     assert (after_KC == after_KC.max(axis=1, keepdims=True)).all()
 
 
+@quick
+@given(
+    counts_matrices,
+    st.sampled_from([np.uint64, np.int32, np.uint8, np.bool_]),
+    st.sampled_from(["C", "F", "reversed"]),
+    st.sampled_from(sorted(set(available("allocation")) - {"none"})),
+    st.integers(0, 3000),
+)
+def test_type_and_memory_order_of_the_counts_change_nothing(counts_KC, dtype, order, name, total):
+    """Unsigned minus signed numbers are floating-point in numpy; reshape(-1) of a Fortran-ordered array is a copy."""
+    counts_KC = counts_KC.astype(dtype).astype(np.int64)
+    counts_KC[counts_KC.sum(axis=1) == 0] = 1
+    given_KC = np.array(counts_KC, dtype=dtype, order="F" if order == "F" else "C")
+    if order == "reversed":
+        given_KC = given_KC[::-1][::-1]
+    for keys in ({"total": total}, {"level": 3} if name == "missing_only" else {}):
+        if name in ("uniform", "size_proportional", "missing_only") and not keys:
+            continue
+        try:
+            expected_KC = resolve("allocation", name)(counts_KC, **keys)
+        except UserError:
+            continue  # what cannot be placed cannot be placed in any type
+        quota_KC = resolve("allocation", name)(given_KC, **keys)
+        assert quota_KC.dtype == np.int64 and (quota_KC == expected_KC).all()
+        assert "total" not in keys or quota_KC.sum() == total
+
+
+def test_missing_only_places_every_image_on_a_fortran_ordered_array():
+    """[[5, 0, 0], [0, 0, 7]] lacks 4 cells; 6 images are 1 each and one more for the first two."""
+    counts_KC = np.asfortranarray(counts([5, 0, 0], [0, 0, 7]))
+    assert policies.missing_only(counts_KC, total=6).tolist() == [[0, 2, 2], [1, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.array([[0.5]]), np.array([1, 2]), np.array([[2**63]], dtype=np.uint64), -np.eye(2)]
+)
+def test_counts_that_are_no_whole_numbers_in_range_are_refused(wrong):
+    with pytest.raises(ValueError, match="counts_KC must be"):
+        policies.full(wrong)
+
+
 def test_policies_do_not_change_their_input():
     before = counts([80, 10, 0], [1, 2, 3])
     for name in available("allocation"):

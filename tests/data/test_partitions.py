@@ -226,6 +226,17 @@ def test_balanced_gives_nothing_more_to_a_client_that_holds_its_part(first_share
     assert owned.counts_KC.tolist() == counts
 
 
+def test_a_full_last_client_gets_nothing_of_what_rounding_leaves():
+    """Class 0 of 12 falls to the last of 4 clients, who holds more than 42 / 4.  The others' shares of class 1 are 1/6,
+    4/6 and 1/6; their sums in doubles times 30 are 5, 24.999999999999996 and 29.999999999999996, so cuts at 5 and 24,
+    and the 30th sample is client 2's.
+    """
+    assert (np.cumsum(np.array([1, 4, 1]) / 6) * 30 < [6, 25, 30]).all()
+    draw = Fixed([[0, 0, 0, 1], [1, 4, 1, 5]], [0, 0])
+    owned = dirichlet_balanced(np.repeat([0, 1], [12, 30]), 2, draw, clients=4, min_samples=1)
+    assert owned.counts_KC.T.tolist() == [[0, 0, 0, 12], [5, 19, 6, 0]]
+
+
 def test_balanced_sizes_are_closer_to_each_other_than_plain_ones():
     plain, balanced = (
         np.mean([make(name, CIFAR10_LABELS, 10, s, clients=10, alpha=0.1).sizes_K.std() for s in range(10)])
@@ -236,9 +247,10 @@ def test_balanced_sizes_are_closer_to_each_other_than_plain_ones():
 
 def test_fedoui_variant_damps_by_what_a_client_holds():
     """Shares .5, .5; client 0 holds 6 of a class of 10: room 4 and 10, shares 2/7 and 5/7 of 10: floors 2 and 7; the
-    remainder of one goes to client 0.  Where nobody has room, the drawn shares stand."""
+    remainder of one goes to client 0.  Where nobody has room, shares are equal: [5, 5] of 10, and 9 deal [5, 4]."""
     assert kinds._damped_counts(np.array([0.5, 0.5]), np.array([6, 0]), 10).tolist() == [3, 7]
-    assert kinds._damped_counts(np.array([0.25, 0.75]), np.array([10, 12]), 8).tolist() == [2, 6]
+    assert kinds._damped_counts(np.array([0.9, 0.1]), np.array([10, 10]), 10).tolist() == [5, 5]
+    assert kinds._damped_counts(np.array([0.9, 0.1]), np.array([10, 12]), 9).tolist() == [5, 4]
 
 
 def test_fedoui_variant_keeps_its_minimum_of_ten_by_default():
