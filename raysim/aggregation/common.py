@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from raysim.core.errors import RunError
-from raysim.core.records import FloatArray, RoundTable
+from raysim.core.records import FloatArray, IntArray, RoundTable
 
 Exponent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Rho = Annotated[Exponent, Field(description="exponent of the client's number of samples; 0: size does not count")]
@@ -29,3 +29,14 @@ def normalise(table: RoundTable, raw_K: FloatArray) -> FloatArray:
 def size_factor(table: RoundTable, rho: float) -> FloatArray:
     """n_k^rho: K."""
     return np.power(table.n_K.astype(np.float64), rho)
+
+
+def registered_sizes(real_K: IntArray, quota_KC: IntArray, weight_by: str) -> IntArray:
+    """n_k of every registered client: its real samples, or with `weight_by` total its synthetic ones, too: K."""
+    return real_K + quota_KC.sum(axis=1) if weight_by == "total" else real_K
+
+
+def buffer_weights(n_K: IntArray) -> FloatArray | None:
+    """What each client's float buffers weigh in their average, n_k / sum of n: K; None where nobody has a sample."""
+    total = n_K.sum()
+    return n_K / total if total else None

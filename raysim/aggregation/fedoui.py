@@ -58,6 +58,10 @@ class fedoui(AggregationRule):
         s_K, info = self._scores(table)
         return Weights(normalise(table, size_factor(table, self.rho) * (s_K + self.eps) ** self.gamma), s_K, info)
 
+    def needs_samples(self) -> bool:
+        """Whether size counts: n_k^0 is 1 for an empty client, too."""
+        return self.rho > 0
+
     def state(self) -> dict[str, Any]:
         """What the rule remembers of earlier rounds, as JSON values."""
         return copy.deepcopy({"means": self._means, "pools": self._pools})
@@ -109,6 +113,10 @@ class fedalign(AggregationRule):
         a_K = alignment(table, updates)
         return Weights(normalise(table, size_factor(table, self.rho) * (a_K + self.eps) ** self.eta), a_K)
 
+    def needs_samples(self) -> bool:
+        """True: the mean update that alignment is measured with is weighted by size."""
+        return True
+
 
 @dataclass
 class fedoui_align(fedoui):
@@ -125,6 +133,10 @@ class fedoui_align(fedoui):
         a_K = alignment(table, updates)
         raw_K = size_factor(table, self.rho) * (s_K + self.eps) ** self.gamma * (a_K + self.eps) ** self.eta
         return Weights(normalise(table, raw_K), s_K, info)
+
+    def needs_samples(self) -> bool:
+        """True: the mean update that alignment is measured with is weighted by size."""
+        return True
 
 
 def alignment(table: RoundTable, updates: Updates | None) -> FloatArray:

@@ -2,15 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from raysim.aggregation.common import normalise
 from raysim.config.protocols import AggregationRule, Updates
-from raysim.core.records import RoundTable, Weights
+from raysim.core.errors import UserError
+from raysim.core.records import FloatArray, IntArray, RoundTable, Weights
 
-__all__ = ["fedavg", "fednova", "uniform"]
+__all__ = ["fedavg", "fednova", "fixed_denominator", "uniform"]
 
 
 @dataclass
@@ -27,6 +29,16 @@ class fedavg(AggregationRule):
         """Weights of K clients; raises RunError where their total is 0."""
         return Weights(normalise(table, table.n_K.astype(np.float64)))
 
+    def needs_samples(self) -> bool:
+        """True: sizes are divided by their sum."""
+        return True
+
+    def constant_weights(self, n_K: IntArray, participants: int) -> FloatArray | None:
+        """n_k / sum of n where all clients take part in every round, 1 / participants where all have the same size."""
+        if participants == len(n_K):
+            return n_K / math.fsum(n_K)
+        return np.full(len(n_K), 1 / participants) if (n_K == n_K[0]).all() else None
+
 
 @dataclass
 class uniform(AggregationRule):
@@ -38,6 +50,55 @@ class uniform(AggregationRule):
     def weights(self, table: RoundTable, updates: Updates | None) -> Weights:  # noqa: ARG002
         """Weights of K clients; raises RunError where there is none."""
         return Weights(normalise(table, np.ones(len(table.n_K))))
+
+    def constant_weights(self, n_K: IntArray, participants: int) -> FloatArray:
+        """1 / participants for every client."""
+        return np.full(len(n_K), 1 / participants)
+
+
+@dataclass
+class fixed_denominator(AggregationRule):
+    """Weigh by size over a denominator that is the same for every cohort (DP-FedAvg, arXiv 1710.06963).
+
+    w_k = min(n_k, cap) / (q sum_j min(n_j, cap)),  the sum over all registered clients, q the fraction of them in a
+    round: the fixed-denominator estimator. The weights of a round add up to 1 on average, not in each round, and no
+    client's weight depends on who else takes part, which is what noise at the server needs. cap = 1 weighs all alike.
+    """
+
+    cap: Annotated[int | None, Field(ge=1, description="samples beyond this many do not count; null: all count")] = None
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    streams: ClassVar[bool] = True
+    normalises: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        self._denominator: float | None = None
+
+    def register(self, n_K: IntArray, participants: int) -> None:
+        """Work out q sum_j min(n_j, cap); raises UserError where no client has a sample that counts."""
+        total = math.fsum(self._capped(n_K))
+        if not total > 0:
+            raise UserError(
+                "aggregation.name = fixed_denominator: no client has a sample that counts; set "
+                "aggregation.weight_by=total, or use aggregation.name=uniform"
+            )
+        self._denominator = participants / len(n_K) * total
+
+    def weights(self, table: RoundTable, updates: Updates | None) -> Weights:  # noqa: ARG002
+        """Weights of K clients; raises ValueError before `register`."""
+        if self._denominator is None:
+            raise ValueError("fixed_denominator must be told the sizes of all clients first: call `register`")
+        w_K = self._capped(table.n_K) / self._denominator
+        return Weights(w_K, info={"weight_sum": math.fsum(w_K)})
+
+    def constant_weights(self, n_K: IntArray, participants: int) -> FloatArray:
+        """min(n_k, cap) over the denominator, whoever takes part."""
+        self.register(n_K, participants)
+        assert self._denominator is not None
+        return self._capped(n_K) / self._denominator
+
+    def _capped(self, n_K: IntArray) -> FloatArray:
+        return (n_K if self.cap is None else np.minimum(n_K, self.cap)).astype(np.float64)
 
 
 @dataclass
@@ -51,6 +112,7 @@ class fednova(AggregationRule):
 
     needs: ClassVar[tuple[str, ...]] = ("effective_steps",)
     streams: ClassVar[bool] = False
+    normalises: ClassVar[bool] = False
 
     def weights(self, table: RoundTable, updates: Updates | None) -> Weights:  # noqa: ARG002
         """Weights of K clients, the effective steps as scores; raises RunError where there is no sample."""
@@ -59,3 +121,7 @@ class fednova(AggregationRule):
         tau_eff = math.fsum(n_K * a_K) / math.fsum(n_K)
         w_K = p_K * (tau_eff / a_K)
         return Weights(w_K, a_K, {"tau_eff": tau_eff, "weight_sum": math.fsum(w_K)})
+
+    def needs_samples(self) -> bool:
+        """True: sizes are divided by their sum."""
+        return True

@@ -1,16 +1,42 @@
-"""Epsilon of the noise that a run adds, from the accountant of the dp-accounting library (the extra `privacy`).
+"""Client-level differential privacy: how much noise a run adds, what it may claim for it, and what it may not.
 
-Who is protected: a client as a whole, against whoever sees the global models (noise at the server) or its own updates
-(noise at the client). Neighbouring runs differ in the data of one client (replace-one), so the most that a sum changes
-is twice the clipping norm, and the noise counts for half its multiplier. Weights and scalars, such as losses, sizes and
-OUIs, are taken to be public: no noise hides what they say.
+Who is protected: a client as a whole. Neighbouring runs differ in all samples of one client (replace-one); the number
+of clients, and how many samples each has, are public and the same in both. Against whom: whoever sees the global models
+(noise at the server), or also the client's own updates (noise at the client).
+
+Noise at the server.  The noise and every weight must be the same whoever else takes part, or the level of the noise
+itself tells the cohort, and drawing cohorts at random hides nothing. So a rule must say, before the run, what each
+registered client weighs in every cohort (`constant_weights`), and the noise of all rounds is
+    N(0, (z clip w_max)^2) on each coordinate,  w_max the largest weight over ALL registered clients,
+z the `noise_multiplier`. Replacing one client, or giving its place in a cohort to another, moves the sum by at most
+2 clip w_max: z / 2 in units of the sensitivity. Cohorts have a fixed size and are drawn without replacement, which
+amplifies privacy (arXiv 1808.00087) as long as nobody learns who took part and clients keep nothing between rounds.
+Where clients do keep something, cohorts count as known, and epsilon is that of the client that takes part most often.
+
+Noise at the client.  Each update gets N(0, (z clip)^2) before it leaves: z / 2 again, for each of the rounds in which
+the client takes part. No cohort, weight or rule enters.
 """
 
+from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from raysim.config.schema import Update
-from raysim.core.errors import UserError
+from raysim.core.errors import RunError, UserError
+from raysim.core.records import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from raysim.config.protocols import AggregationRule, LocalAlgorithm
+
+_REMEDY = (
+    "use aggregation.name=uniform, or aggregation.name=fixed_denominator, which weighs by size with a denominator that "
+    "no cohort changes"
+)
 
 
 def require_library() -> None:
@@ -22,19 +48,136 @@ def require_library() -> None:
         )
 
 
-def epsilon(options: Update, clients: int, per_round: int, times: int) -> float:
-    """Epsilon at `options.delta` after `times` rounds that each draw `per_round` of `clients` without replacement.
+@dataclass(frozen=True)
+class PrivacyMechanism:
+    """The noise of a run, a constant known before round 1, and the epsilon that it gives.
 
-    Noise at the client: `times` is how often the client took part that did so most often; whoever sees its updates
-    knows when it does, so no sampling helps.  Renyi differential privacy, composed over the rounds (arXiv 1808.00087).
+    clients, per_round: how many are registered, and how many of them each round draws.
+    largest_weight: w_max, over all registered clients; 1 where the clients themselves add the noise.
+    secret_cohorts: whether epsilon relies on nobody learning who took part in which round.
     """
-    from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent
-    from dp_accounting.privacy_accountant import NeighboringRelation
-    from dp_accounting.rdp import RdpAccountant
 
-    event: Any = GaussianDpEvent(options.noise_multiplier / 2)
-    if options.noise_at == "server" and per_round < clients:
-        event = SampledWithoutReplacementDpEvent(clients, per_round, event)
-    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
-    accountant.compose(event, times)
-    return float(accountant.get_epsilon(options.delta))
+    options: Update
+    clients: int
+    per_round: int
+    largest_weight: float
+    secret_cohorts: bool
+
+    @classmethod
+    def of(
+        cls, options: Update, rule: "AggregationRule", name: str, n_K: IntArray, per_round: int, *,
+        keeps_state: bool, drops: bool,
+    ) -> "PrivacyMechanism":
+        """The mechanism of a run; raises UserError for a rule with which nothing can be claimed.
+
+        rule, name: the aggregation rule and its name.  n_K: the size of every registered client, as it weighs.
+        keeps_state: whether clients remember anything between rounds.  drops: whether a client that fails is left out.
+        """
+        clients = len(n_K)
+        if options.noise_at == "client":
+            return cls(options, clients, per_round, 1.0, secret_cohorts=False)
+        weights_K = rule.constant_weights(n_K, per_round)
+        if weights_K is None:
+            raise UserError(f"update.noise_at = server: {_refusal(rule, name, clients, per_round)}; {_REMEDY}")
+        if drops and rule.normalises:
+            raise UserError(
+                f"resources.on_client_failure = drop: aggregation.name = {name} divides by the sum over the clients "
+                "that are left, so one that fails changes the weights of all others, and noise at the server no longer "
+                "hides it; use on_client_failure=raise, or aggregation.name=fixed_denominator (cap=1 weighs all alike)"
+            )
+        return cls(options, clients, per_round, float(np.abs(weights_K).max()), per_round < clients and not keeps_state)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the noise on each coordinate: of the weighted sum, or of one client's update."""
+        assert self.options.clip is not None  # `Update.problems` refuses noise without it
+        return self.options.noise_multiplier * self.options.clip * self.largest_weight
+
+    def noisy(self, update_P: FloatArray, w_K: FloatArray, generator: np.random.Generator) -> FloatArray:
+        """The weighted sum as the server uses it: with noise, unless the clients have added theirs.
+
+        Raises RunError where a weight is larger than the noise was made for.
+        """
+        if self.options.noise_at == "client":
+            return update_P
+        largest = float(np.abs(w_K).max(initial=0.0))
+        if largest > self.largest_weight * (1 + 1e-9):
+            raise RunError(
+                f"update.noise_at = server: a client weighs {largest:g}, and the noise is made for at most "
+                f"{self.largest_weight:g}; the aggregation rule's `constant_weights` and `weights` do not agree"
+            )
+        return update_P + generator.normal(0.0, self.std, len(update_P))
+
+    def epsilon(self, rounds: int, participations: int) -> float:
+        """Epsilon at `options.delta` after so many rounds, of the client that took part so often: the most of any.
+
+        Renyi differential privacy, composed over the rounds (arXiv 1702.07476, with sampling 1808.00087).
+        """
+        from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent
+        from dp_accounting.privacy_accountant import NeighboringRelation
+        from dp_accounting.rdp import RdpAccountant
+
+        event: Any = GaussianDpEvent(self.options.noise_multiplier / 2)
+        times = participations
+        if self.secret_cohorts:
+            event, times = SampledWithoutReplacementDpEvent(self.clients, self.per_round, event), rounds
+        accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+        accountant.compose(event, times)
+        return float(accountant.get_epsilon(self.options.delta))
+
+    def summary(self, metrics: "pd.DataFrame", oui: bool) -> dict[str, Any]:
+        """What the run may claim, and what lies outside the claim, for summary.json.
+
+        metrics: one row a round, with `epsilon`.  oui: whether clients report OUIs.
+        """
+        z, at_server = self.options.noise_multiplier, self.options.noise_at == "server"
+        where = "weighted sum of clipped updates, added by the server" if at_server else "clipped update of each client"
+        drawn = f"{self.per_round} of {self.clients} clients a round, a fixed number, without replacement"
+        return {
+            "mechanism": f"Gaussian noise on the {where}",
+            "noise_std": self.std,
+            "noise_to_sensitivity": z / 2,
+            "adjacency": "replace one client: all its samples, not how many; number and sizes of clients are public",
+            "sampling": f"{drawn}; secret" if self.secret_cohorts else f"{drawn}; no amplification is claimed",
+            "accountant": f"Renyi differential privacy, dp-accounting {version('dp-accounting')}",
+            "delta": self.options.delta,
+            "epsilon": float(metrics["epsilon"].iloc[-1]),
+            "outside_guarantee": _outside(at_server, self.secret_cohorts, oui),
+        }
+
+
+def clients_keep_state(options: Update, algorithm: "LocalAlgorithm", buffers: str) -> bool:
+    """Whether clients remember anything between rounds: of their training, of what they did not send, or statistics."""
+    from raysim.config.protocols import LocalAlgorithm
+    from raysim.local.sgd import sgd
+
+    trains = type(algorithm).finish not in (sgd.finish, LocalAlgorithm.finish)
+    return trains or options.top_k is not None or buffers == "local"
+
+
+def _refusal(rule: "AggregationRule", name: str, clients: int, per_round: int) -> str:
+    if rule.streams:
+        return (
+            f"aggregation.name = {name} weighs a client by its part of the cohort's samples, sizes differ and a round "
+            f"draws {per_round} of {clients} clients, so weights and noise tell who took part"
+        )
+    return (
+        f"aggregation.name = {name} weighs clients by what they computed, so one client also changes the weights of "
+        "the others, by more than this noise hides; set update.noise_at=client"
+    )
+
+
+def _outside(at_server: bool, secret_cohorts: bool, oui: bool) -> list[str]:
+    """What is published or sent without noise."""
+    return [
+        "training losses, steps and times, of each client and their means",
+        "norms of updates, and whether they were clipped",
+        *(["OUIs of clients, their scores, and the weights made of them"] if oui else []),
+        "numbers of samples of each client and class, real and synthetic (partition, quota, per-client rows)",
+        "accuracies over clients, also after fine-tuning on their samples",
+        "which clients failed or diverged",
+        *(["who took part in which round (per-client rows): epsilon holds only while this is secret"]
+          if secret_cohorts else ["who took part in which round (per-client rows)"]),
+        *(["each client's update as the server receives it"] if at_server else []),
+        "the seed: whoever knows it can work out the noise",
+    ]

@@ -240,8 +240,29 @@ class AggregationRule(Protocol):
     robust: ClassVar[bool] = False
     """Whether the rule bounds what a few arbitrary clients can do; every rule with an `aggregate` counts as one."""
 
+    normalises: ClassVar[bool] = True
+    """Whether the weights of every round add up to 1."""
+
+    def needs_samples(self) -> bool:
+        """Whether a round has no weights where every client of its cohort has n_k = 0."""
+        return False
+
     def check(self, participants: int) -> None:
         """Before the run: raises UserError for a number of participants a round that the rule cannot work with."""
+
+    def register(self, n_K: "IntArray", participants: int) -> None:
+        """Before the run: n_k of all registered clients, and how many of them take part in a round.
+
+        Raises UserError for sizes that the rule cannot work with.
+        """
+
+    def constant_weights(self, n_K: "IntArray", participants: int) -> "FloatArray | None":  # noqa: ARG002
+        """What each registered client weighs in every cohort of this many, if that is the same in all of them: K.
+
+        None where it depends on the rest of the cohort, on updates, or on anything else that is not known beforehand.
+        The noise of differential privacy at the server is only accepted with constant weights.
+        """
+        return None
 
     @abstractmethod
     def weights(self, table: "RoundTable", updates: "Updates | None") -> "Weights":

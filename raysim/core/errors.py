@@ -37,3 +37,16 @@ class ClientError(RunError):
 
 class DivergenceError(ClientError):
     """A loss, an update or a weight is not finite, or leaves the range in which sums are exact."""
+
+
+class ServerDivergenceError(RunError):
+    """What the server makes of the clients' updates is not finite: names the server, the round and the cause."""
+
+    def __init__(self, round_: int, cause: str) -> None:
+        self.round, self.cause = round_, cause
+        super().__init__(
+            f"the server's step of round {round_} diverged: {cause}; lower server.lr or local.lr, or set update.clip"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[int, str]]:
+        return type(self), (self.round, self.cause)

@@ -43,10 +43,13 @@ class Round:
     ) -> None:
         """parameters: P, the length of an update.
 
-        sum_weights: each client's weights in the sums, for rules whose weights sum to 1 and do not depend on updates.
+        sum_weights: each client's weights in the sums, for rules whose weights do not depend on updates.
         """
         self.parameters = parameters
-        self.pool, self.number, self.state_ref, self.sum_weights = pool, number, state_ref, sum_weights
+        self.pool, self.number, self.state_ref = pool, number, state_ref
+        known = sum_weights or {}
+        self.scale = scale(np.array([w.update for w in known.values()])) if known else 1.0
+        self.sum_weights = None if sum_weights is None else self._scaled(sum_weights, self.scale)
         self.drop_failures = drop_failures
         self.tasks = {task.client: task for task in tasks}
         self.owner: dict[int, int] = {}
@@ -208,8 +211,9 @@ class Round:
         self, sum_weights: Mapping[int, SumWeights]
     ) -> tuple[FloatArray, FloatArray, IntArray, dict[str, FloatArray]]:
         """(weighted sum of updates, of float buffers, maximum of integer buffers, weighted sums of further vectors)."""
-        by = 1.0 if self.sum_weights is not None else scale(np.array([sum_weights[k].update for k in self.clients]))
-        scaled = {k: replace(sum_weights[k], update=sum_weights[k].update / by) for k in self.clients}
+        w_K = np.array([sum_weights[k].update for k in self.clients])
+        by = self.scale if self.sum_weights is not None else scale(w_K)
+        scaled = self._scaled(sum_weights, by)
 
         def question(clients: list[int], actor: Any, _: Any) -> Any:
             return actor.partial_sum.remote(clients, [scaled[k] for k in clients])
@@ -221,6 +225,11 @@ class Round:
             whole.counters,
             {name: total([vector], PARAM_BITS) for name, vector in whole.summed_vectors.items()},
         )
+
+    @staticmethod
+    def _scaled(sum_weights: Mapping[int, SumWeights], by: float) -> dict[int, SumWeights]:
+        """The weights over a power of two, so that the sum of updates stays in the range in which it is exact."""
+        return {k: replace(w, update=w.update / by) for k, w in sum_weights.items()}
 
     def _all_sums(self, question: Any) -> list[PartialSum]:
         """Sums that hold every client once; what is lost on the way is trained again."""

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from raysim.aggregation.common import buffer_weights
+from raysim.aggregation.privacy import PrivacyMechanism
 from raysim.config.protocols import AggregationRule, LocalAlgorithm, ServerOptimiser
 from raysim.config.schema import Config
 from raysim.core import rng
-from raysim.core.errors import DivergenceError, RunError
+from raysim.core.errors import RunError, ServerDivergenceError
 from raysim.core.records import (
     BoolArray,
     ClientReport,
@@ -82,6 +84,7 @@ class Server:
     parameters: int = 0
     float_buffers: int = 0
     shared: tuple[ModelState, Any] | None = None
+    privacy: PrivacyMechanism | None = None
 
     def __post_init__(self) -> None:
         self.sizes_K = self.partition.sizes_K
@@ -166,7 +169,8 @@ class Server:
     def _sum_weights(self, tasks: Sequence[ClientTask], w_K: FloatArray) -> dict[int, SumWeights]:
         """Updates weigh by the rule, float buffers by n_k, further vectors by one over all registered clients."""
         n_K = self._table(0, tasks).n_K
-        buffers_K = n_K / max(1, n_K.sum())
+        weights_K = buffer_weights(n_K)
+        buffers_K = np.zeros(len(n_K)) if weights_K is None else weights_K
         of_vectors = 1.0 / len(self.sizes_K)
         triples = zip(tasks, w_K.tolist(), buffers_K.tolist(), strict=True)
         return {task.client: SumWeights(w, b, of_vectors) for task, w, b in triples}
@@ -177,41 +181,31 @@ class Server:
         """The next global model from the round's exact sums, or from what a rule makes of all updates together."""
         tasks = [round_.tasks[k] for k in round_.clients]
         update_P, buffers_F, counters, sums = round_.sums(self._sum_weights(tasks, weights.w_K))
-        if self.config.aggregation.buffers == "global":
+        if self.config.aggregation.buffers == "global" or buffer_weights(table.n_K) is None:
             buffers_F, counters = state.model.buffers_F.astype(np.float64), state.model.counters
         combined_P = self.rule.aggregate(table, round_)
         update_P = update_P if combined_P is None else combined_P
-        update_P = self._noisy(round_.number, update_P, weights.w_K)
+        if self.privacy is not None:
+            noise = rng.stream(self.config.seed, rng.NOISE, round_.number)
+            update_P = self.privacy.noisy(update_P, weights.w_K, noise)
         vectors = {name: v.astype(np.float64) for name, v in state.model.broadcast_vectors.items()}
         vectors, update_P = self.algorithm.server_update(vectors, sums, update_P)
         optimiser, step_P = self.optimiser.step(state.optimiser, update_P)
         params_P = (state.model.params_P + step_P).astype(np.float32)
-        if not np.isfinite(params_P).all():
-            raise DivergenceError(-1, round_.number, "the global model is no longer finite after the server's step")
         as_float32 = {name: v.astype(np.float32) for name, v in vectors.items()}
-        return ModelState(params_P, buffers_F.astype(np.float32), counters, as_float32), optimiser
-
-    def _noisy(self, number: int, update_P: FloatArray, w_K: FloatArray) -> FloatArray:
-        """Gaussian noise on the weighted sum, in proportion to the most that one clipped update can add to it."""
-        options = self.config.update
-        if not options.private or options.noise_at != "server" or options.clip is None:
-            return update_P
-        std = options.noise_multiplier * options.clip * float(np.abs(w_K).max())
-        return update_P + rng.stream(self.config.seed, rng.NOISE, number).normal(0.0, std, len(update_P))
+        after = ModelState(params_P, buffers_F.astype(np.float32), counters, as_float32)
+        named = {"the global model": params_P, "the model's running statistics": after.buffers_F, **as_float32}
+        for name, values in named.items():
+            if not np.isfinite(values).all():
+                raise ServerDivergenceError(round_.number, f"{name} is no longer finite")
+        return after, optimiser
 
     def _privacy(self, state: ServerState, table: RoundTable) -> dict[str, float]:
         """Epsilon so far, where noise is added."""
-        options = self.config.update
-        if not options.private:
+        if self.privacy is None:
             return {}
-        from raysim.aggregation.privacy import epsilon
-
-        clients = len(self.sizes_K)
-        times = table.round
-        if options.noise_at == "client":
-            took_part = [*(int(row["client"]) for row in state.client_rows), *table.client_K.tolist()]
-            times = int(np.bincount(took_part).max())
-        return {"epsilon": epsilon(options, clients, cohort_size(self.config.clients_per_round, clients), times)}
+        took_part = [*(int(row["client"]) for row in state.client_rows), *table.client_K.tolist()]
+        return {"epsilon": self.privacy.epsilon(table.round, int(np.bincount(took_part).max()))}
 
     def _share(self, model: ModelState) -> Any:
         """A reference to a global model, which is put once though it is evaluated and then trained on."""

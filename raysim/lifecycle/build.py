@@ -5,18 +5,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from raysim.aggregation.privacy import require_library
+from raysim.aggregation.common import registered_sizes
+from raysim.aggregation.privacy import PrivacyMechanism, clients_keep_state, require_library
 from raysim.config.load import load_config
 from raysim.config.plugin_guard import blaming
 from raysim.config.protocols import AggregationRule, LocalAlgorithm, ServerOptimiser
 from raysim.config.schema import AggregationSection, Config, Section
 from raysim.config.yaml_io import read_yaml
 from raysim.core.errors import UserError
+from raysim.core.records import IntArray
 from raysim.engine.messages import Plugin, WorkerSetup
 from raysim.engine.versions import installed
-from raysim.federation.server import cohort_size
+from raysim.federation.server import cohort, cohort_size
 from raysim.lifecycle.prepare import Prepared, named
 from raysim.models.flat_model import FlatModel, build_model
 
@@ -26,12 +29,16 @@ _TEST_SPLITS = "parquet: test-*.parquet; image_folder: test/; npz: test_images a
 
 @dataclass(frozen=True)
 class Parts:
-    """What the driver itself needs of the plug-ins; model: the global model before round 1."""
+    """What the driver itself needs of the plug-ins.
+
+    model: the global model before round 1.  privacy: the noise and what may be claimed for it; None without noise.
+    """
 
     rule: AggregationRule
     algorithm: LocalAlgorithm
     optimiser: ServerOptimiser
     model: FlatModel
+    privacy: PrivacyMechanism | None = None
 
 
 def read_config(source: Source, overrides: Iterable[str], keys: Mapping[str, Any]) -> Config:
@@ -60,14 +67,18 @@ def build_parts(config: Config, prepared: Prepared) -> Parts:
 
 
 def _build_parts(config: Config, prepared: Prepared) -> Parts:
-    rule = plugin("aggregation", config.aggregation).build()
-    rule.check(cohort_size(config.clients_per_round, prepared.partition.clients))
+    rule: AggregationRule = plugin("aggregation", config.aggregation).build()
+    participants = cohort_size(config.clients_per_round, prepared.partition.clients)
+    n_K = registered_sizes(prepared.partition.sizes_K, prepared.quota_KC, config.aggregation.weight_by)
+    rule.check(participants)
+    rule.register(n_K, participants)
+    _check_cohorts(config, rule, n_K, participants)
     algorithm = plugin("local", config.local).build()
     model = initial_model(config, prepared)
     if ":" in config.model.name:
         _check_logits(model, prepared, config.model.name)
-    parts = Parts(rule, algorithm, plugin("server", config.server).build(), model)
-    algorithm.check(model.module, rule, parts.optimiser)
+    optimiser = plugin("server", config.server).build()
+    algorithm.check(model.module, rule, optimiser)
     _check_combination(config, rule, algorithm, statistics=len(model.buffers_F) + len(model.counters))
     derived = [name for name in algorithm.summed if name in algorithm.server_only]
     if derived and config.update.changes_updates:
@@ -75,9 +86,15 @@ def _build_parts(config: Config, prepared: Prepared) -> Parts:
             f"update: local.name = {config.local.name} works out {', '.join(derived)} from the updates as they were "
             "computed; switch off update.top_k, quantise, clip and noise, or use another algorithm"
         )
+    privacy = None
     if config.update.private:
         sent = 0 if config.aggregation.buffers == "global" else len(model.buffers_F)
         _check_privacy(config, rule, algorithm, float_buffers=sent)
+        privacy = PrivacyMechanism.of(
+            config.update, rule, config.aggregation.name, n_K, participants,
+            keeps_state=clients_keep_state(config.update, algorithm, config.aggregation.buffers),
+            drops=config.resources.on_client_failure == "drop",
+        )
     if "oui" in rule.needs:
         from raysim.aggregation.oui import find_activation
 
@@ -85,7 +102,22 @@ def _build_parts(config: Config, prepared: Prepared) -> Parts:
         find_activation(model.module, torch.zeros(1, channels, *size), config.aggregation.params.get("layers"))
     if prepared.quota_KC.any():
         plugin("generator", config.generator).build(prepared.dataset, "cpu")
-    return parts
+    return Parts(rule, algorithm, optimiser, model, privacy)
+
+
+def _check_cohorts(config: Config, rule: AggregationRule, n_K: IntArray, participants: int) -> None:
+    """Refuse a run one of whose rounds draws only clients that weigh nothing: cohorts are known beforehand."""
+    if not rule.needs_samples() or np.count_nonzero(n_K == 0) < participants:
+        return
+    for round_ in range(1, config.rounds + 1):
+        drawn = cohort(config.seed, round_, len(n_K), participants)
+        if not n_K[drawn].any():
+            shown = ", ".join(map(str, drawn[:10])) + (", ..." if len(drawn) > 10 else "")
+            raise UserError(
+                f"aggregation.name = {config.aggregation.name}: it weighs by {config.aggregation.weight_by} samples, "
+                f"and the clients of round {round_} [{shown}] have none; set aggregation.weight_by=total, raise "
+                "partition.min_samples or clients_per_round, or use aggregation.name=uniform"
+            )
 
 
 def _check_combination(config: Config, rule: AggregationRule, algorithm: LocalAlgorithm, statistics: int) -> None:

@@ -202,7 +202,7 @@ class _Run:
             self.display.line(f"note: {note}")
         server = Server(
             config, pool, prepared.partition, synthetic, parts.algorithm, parts.rule, parts.optimiser,
-            Evaluator.of(config, pool, prepared.partition, prepared.dataset),
+            Evaluator.of(config, pool, prepared.partition, prepared.dataset), privacy=parts.privacy,
         )
         state = self._rounds(server)
         if pool.lost:
@@ -284,6 +284,7 @@ class _Run:
             "status": "FINISHED",
             "model_sha256": model_sha256,
             "quality": quality,
+            "privacy": self.parts.privacy and self.parts.privacy.summary(metrics, "oui" in self.parts.rule.needs),
             "mlflow_run_id": tracker.run_id,
             "mlflow_uri": tracker.uri,
             "run_directory": str(directory.path),

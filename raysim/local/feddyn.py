@@ -40,8 +40,9 @@ class feddyn(sgd):
         """Raises UserError for a rule that is no mean and a server that changes the step: w_{t+1} is set here."""
         if self.alpha and (server.init(1) or server.step({}, np.ones(1))[1] != 1):
             raise UserError("server.name: FedDyn sets the next model itself, to mean w_k - h / alpha; use sgd, lr 1")
-        if self.alpha and "effective_steps" in rule.needs:
-            raise UserError("aggregation.name: FedDyn needs a mean, and FedNova's weights do not sum to 1; use uniform")
+        if self.alpha and not rule.normalises:
+            name = type(rule).__name__
+            raise UserError(f"aggregation.name: FedDyn needs a mean, and {name}'s weights do not sum to 1; use uniform")
 
     def start(self, job: "Job") -> None:
         """g_k of the client's last participation."""

@@ -86,13 +86,18 @@ def test_noise_at_the_server_is_in_proportion_to_clip_multiplier_and_weight(run:
 @pytest.mark.parametrize("where", ["server", "client"])
 def test_epsilon_grows_with_every_round_that_counts(run: Run, small: dict[str, Any], where: str):
     """At the client it grows only when the client that took part most often does so again."""
-    small["server"] = {"name": "sgd", "lr": 0.01}
+    small |= {"server": {"name": "sgd", "lr": 0.01}, "aggregation": {"name": "uniform"}}
     small["update"] = {"clip": 0.5, "noise_multiplier": 4.0, "noise_at": where}
     result = run(small)
     epsilon = result.metrics["epsilon"]
     assert epsilon.is_monotonic_increasing
     times = pd.read_parquet(result.directory / "clients.parquet")["client"].value_counts().max()
     assert epsilon.nunique() == (3 if where == "server" else times)
+    claim = result.summary["privacy"]
+    assert claim["epsilon"] == epsilon.iloc[-1]
+    assert claim["noise_std"] == (0.5 if where == "server" else 2.0)  # 4 * 0.5, over 4 clients at the server
+    assert "replace one client" in claim["adjacency"] and "4 of 6 clients" in claim["sampling"]
+    assert any("losses" in what for what in claim["outside_guarantee"])
 
 
 @pytest.mark.parametrize(
@@ -102,6 +107,8 @@ def test_epsilon_grows_with_every_round_that_counts(run: Run, small: dict[str, A
         ({"model": {"name": "tiny_models:batch_norm_cnn"}}, "running statistics"),
         ({"aggregation": {"name": "median"}}, "median is no weighted sum.*update.noise_at=client"),
         ({"local": {"name": "feddyn"}}, "local.name = feddyn works out drift"),
+        ({"aggregation": {"name": "fedavg"}}, "fedavg weighs a client by its part of the cohort.*fixed_denominator"),
+        ({"aggregation": {"name": "fedoui"}}, "fedoui weighs clients by what they computed"),
     ],
 )
 def test_what_the_noise_would_not_hide_is_refused_before_anything_starts(
@@ -109,3 +116,15 @@ def test_what_the_noise_would_not_hide_is_refused_before_anything_starts(
 ):
     with pytest.raises(UserError, match=message):
         run({**small, **change, "update": {"clip": 1.0, "noise_multiplier": 1.0}})
+
+
+@needs_library
+def test_a_fixed_denominator_weighs_every_client_the_same_in_all_its_rounds(run: Run, small: dict[str, Any]):
+    """w_k = min(n_k, 40) / (4/6 sum_j min(n_j, 40)); sums beyond 4 are scaled, or the exact sum would overflow."""
+    small |= {"aggregation": {"name": "fixed_denominator", "cap": 40}}
+    result = run({**small, "update": {"clip": 0.5, "noise_multiplier": 2.0}})
+    sizes_K = np.minimum(np.array(result.summary["sizes_K"]), 40)
+    clients = pd.read_parquet(result.directory / "clients.parquet")
+    expected = sizes_K[clients["client"].to_numpy()] / (4 / 6 * sizes_K.sum())
+    assert clients["weight"].to_numpy() == pytest.approx(expected, rel=1e-12)
+    assert result.summary["privacy"]["noise_std"] == pytest.approx(2.0 * 0.5 * expected.max(), rel=1e-12)

@@ -29,6 +29,7 @@ def check(change: dict[str, Any]) -> None:
     build_parts(config, prepare(config, dataset()))
 
 
+NOISE = {"update": {"clip": 1.0, "noise_multiplier": 1.0}}
 REFUSED = [
     ({"local": {"name": "scaffold", "momentum": 0.9}}, r"local\.momentum = 0\.9: SCAFFOLD"),
     ({"local": {"name": "scaffold", "clip": 1.0}}, r"local\.clip = 1\.0"),
@@ -44,6 +45,15 @@ REFUSED = [
     ({"aggregation": {"name": "krum", "byzantine": 3}}, r"aggregation\.byzantine: 3 needs at least 9"),
     ({"aggregation": {"name": "fedavg", "buffers": "local"}}, r"aggregation\.buffers = local: the model cnn has no"),
     ({"aggregation": {"name": "fedavg", "buffers": "global"}}, r"aggregation\.buffers = global"),
+    ({"local": {"name": "feddyn"}, "aggregation": {"name": "fixed_denominator"}}, r"FedDyn needs a mean, and fixed"),
+    ({**NOISE, "clients_per_round": 4}, r"fedavg weighs a client by its part .* 4 of 8 .*fixed_denominator"),
+    ({**NOISE, "aggregation": {"name": "fednova"}}, r"fednova weighs clients by what they computed"),
+    ({**NOISE, "aggregation": {"name": "fedalign"}}, r"fedalign weighs clients by what they computed"),
+    ({**NOISE, "aggregation": {"name": "fedoui"}}, r"fedoui weighs clients by what they computed"),
+    ({**NOISE, "aggregation": {"name": "krum"}}, r"krum weighs clients by what they computed"),
+    ({**NOISE, "aggregation": {"name": "median"}}, r"median is no weighted sum"),
+    ({**NOISE, "aggregation": {"name": "tiny_algorithms:by_square_of_size"}}, r"weighs clients by what they computed"),
+    ({**NOISE, "aggregation": {"name": "uniform"}, "resources": {"on_client_failure": "drop"}}, r"failure = drop"),
 ]
 
 
@@ -54,6 +64,11 @@ def test_what_cannot_work_is_refused_with_the_reason(change, message):
 
 
 ALLOWED = [
+    {**NOISE},
+    {**NOISE, "clients_per_round": 4, "aggregation": {"name": "uniform"}},
+    {**NOISE, "clients_per_round": 4, "aggregation": {"name": "fixed_denominator", "cap": 20}},
+    {**NOISE, "aggregation": {"name": "fixed_denominator"}, "resources": {"on_client_failure": "drop"}},
+    {"update": {"clip": 1.0, "noise_multiplier": 1.0, "noise_at": "client"}, "aggregation": {"name": "multi_krum"}},
     {"local": {"name": "scaffold", "momentum": 0.9, "allow_momentum": True}},
     {"local": {"name": "scaffold"}, "allocation": {"name": "fedeas", "beta": 2}},
     {"local": {"name": "fedprox"}, "aggregation": {"name": "fedoui"}},
@@ -69,3 +84,43 @@ ALLOWED = [
 @pytest.mark.parametrize("change", ALLOWED, ids=lambda value: str(value)[:60])
 def test_what_goes_together_is_accepted(change):
     check(change)
+
+
+EMPTY = {
+    "rounds": 20,
+    "clients_per_round": 1,
+    "data": {"name": "digits", "train_samples": 200, "test_samples": 50, "public_frac": 0.2},
+    "partition": {"name": "dirichlet", "clients": 30, "alpha": 0.05, "min_samples": 0},
+    "allocation": {"name": "uniform", "total": 300},
+    "generator": {"name": "oracle"},
+}
+
+
+def build(change: dict[str, Any]) -> tuple[Any, Any]:
+    config = load_config({**BASE, **EMPTY, **change})
+    prepared = prepare(config, load_dataset(config))
+    return prepared, build_parts(config, prepared)
+
+
+@pytest.mark.parametrize(
+    "aggregation",
+    [{"name": "fedavg"}, {"name": "fednova"}, {"name": "fedoui"}, {"name": "fedalign", "rho": 0}],
+    ids=str,
+)
+def test_a_round_whose_cohort_weighs_nothing_is_refused_by_its_number_before_it_starts(aggregation):
+    """One client a round, some of which have synthetic images alone: who is drawn when is known beforehand."""
+    with pytest.raises(UserError, match=r"the clients of round \d+ \[\d+\] have none; set aggregation.weight_by=total"):
+        build({"aggregation": aggregation})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"aggregation": {"name": "uniform"}}, {"aggregation": {"name": "fedavg", "weight_by": "total"}},
+        {"aggregation": {"name": "fedoui", "rho": 0}}, {"clients_per_round": 30},
+    ],
+    ids=str,
+)
+def test_clients_of_synthetic_images_alone_are_accepted_where_their_cohorts_weigh_something(change):
+    prepared, _ = build(change)
+    assert (prepared.partition.sizes_K == 0).any()
