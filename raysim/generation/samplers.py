@@ -43,7 +43,7 @@ class Sampler:
             raise UserError(
                 f"generator.spacing = 'linspace': {name} would step to the wrong timesteps; use 'trailing' or 'leading'"
             )
-        self.timesteps = self._timesteps()
+        self.timesteps = self._timesteps(steps)
         self._check_timesteps()
 
     def describe(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Sampler:
 
     def start(self) -> None:
         """Forget the batch before."""
-        if self.name == "ddpm":
+        if self.name == "ddpm" or (self.name == "dpmsolver++" and self.spacing == "trailing"):
             self.scheduler.set_timesteps(timesteps=self.timesteps)
         elif self.name != "ddim":
             self.scheduler.set_timesteps(self.steps)
@@ -82,24 +82,54 @@ class Sampler:
         noise = (x - abar_t**0.5 * image) / (1 - abar_t) ** 0.5
         return abar_p**0.5 * image + (1 - abar_p) ** 0.5 * noise
 
-    def _timesteps(self) -> list[int]:
+    def _timesteps(self, steps: int) -> list[int]:
+        """Timesteps from noise to image, `steps` of them unless the schedule cannot have so many."""
+        if self.name == "dpmsolver++" and self.spacing == "trailing":
+            return self._clipped_trailing(steps)
         if self.name in ("dpmsolver++", "unipc"):
-            self.scheduler.set_timesteps(self.steps)
+            self.scheduler.set_timesteps(steps)
             return [int(t) for t in self.scheduler.timesteps]
         if self.spacing == "leading":
-            return [k * (self.trained // self.steps) for k in reversed(range(self.steps))]
+            return [k * (self.trained // steps) for k in reversed(range(steps))]
         # In whole numbers: counting down in floating point ends, for some step counts, at timestep -1.
-        return [round(self.trained - k * self.trained / self.steps) - 1 for k in range(self.steps)]
+        return [round(self.trained - k * self.trained / steps) - 1 for k in range(steps)]
+
+    def _clipped_trailing(self, steps: int) -> list[int]:
+        """diffusers' own timesteps where they are as many as asked for, else `steps` evenly over the same range.
+
+        diffusers counts down from where LAMBDA_MIN lies, in strides for the whole range, so that of many steps the last
+        ones fall off the end.
+        """
+        self.scheduler.set_timesteps(steps)
+        own = [int(t) for t in self.scheduler.timesteps]
+        if len(own) == steps and own[-1] >= 0:
+            return own
+        last = own[0] + 1
+        return [round(last - k * last / steps) - 1 for k in range(steps)]
 
     def _check_timesteps(self) -> None:
-        where = f"generator.steps = {self.steps} with {self.name} and {self.spacing} spacing"
-        if self.timesteps[-1] < 0 or any(later >= t for t, later in pairwise(self.timesteps)):
-            raise UserError(f"{where} repeats one of the {self.trained} timesteps; use fewer steps, or one more")
-        if self.timesteps[0] < 0.9 * self.trained - self.trained / self.steps:
-            raise UserError(
-                f"{where} would start from pure noise at timestep {self.timesteps[0]} of {self.trained}, which expects "
-                f"an image that shows through; use generator.spacing: trailing, or another number of steps"
+        problem = self._problem(self.steps, self.timesteps)
+        if problem:
+            fewer = next((n for n in range(self.steps - 1, 0, -1) if not self._problem(n, self._timesteps(n))), None)
+            more = range(self.steps + 1, min(self.steps + 50, self.trained) + 1)
+            above = next((n for n in more if not self._problem(n, self._timesteps(n))), None)
+            found = " or ".join(str(n) for n in (fewer, above) if n is not None)
+            where = f"generator.steps = {self.steps} with {self.name} and {self.spacing} spacing"
+            other = "another generator.spacing" if self.spacing == "trailing" else "generator.spacing: trailing"
+            raise UserError(f"{where} {problem}; use {found} steps, or {other}" if found else f"{where} {problem}")
+
+    def _problem(self, steps: int, timesteps: list[int]) -> str:
+        """What is wrong with a schedule; empty for nothing."""
+        if len(timesteps) != steps:
+            return f"would make {len(timesteps)} steps"
+        if timesteps[-1] < 0 or any(later >= t for t, later in pairwise(timesteps)):
+            return f"repeats one of the {self.trained} timesteps"
+        if timesteps[0] < 0.9 * self.trained - self.trained / steps:
+            return (
+                f"would start from pure noise at timestep {timesteps[0]} of {self.trained}, which expects an image "
+                "that shows through"
             )
+        return ""
 
 
 def public_keys(config: Any) -> dict[str, Any]:

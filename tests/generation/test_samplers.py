@@ -1,5 +1,7 @@
 """Every sampler visits the timesteps it says it does and ends on an image."""
 
+import re
+
 import pytest
 import torch
 from toy_weights import make_dataset, make_folder
@@ -40,7 +42,7 @@ def test_every_sampler_ends_on_the_only_image_there_is_or_refuses_the_step_count
     try:
         schedule = Sampler(folder, sampler, steps, "auto")
     except UserError as error:
-        assert "use fewer steps, or one more" in str(error) and steps in (61, 250)
+        assert (sampler, steps) == ("unipc", 61) and "use 60 or 62 steps, or another generator.spacing" in str(error)
         return
     clean = torch.tensor([0.4, -0.9]).reshape(2, 1, 1, 1)
     generators = [torch.Generator().manual_seed(i) for i in (1, 2)]
@@ -73,3 +75,37 @@ def test_leading_spacing_that_would_skip_the_noisiest_part_is_refused(folder):
 def test_more_steps_than_trained_timesteps_are_refused(folder):
     with pytest.raises(UserError, match=r"generator.steps = 1001: .* 1000"):
         Sampler(folder, "ddim", 1001, "auto")
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
+@pytest.mark.parametrize("steps", [1, 2, 20, 61, 110, 223, 249, 250, 300, 500, 888, 995, 996, 997, 999, 1000])
+def test_exactly_so_many_steps_are_made_or_a_number_that_works_is_named(folder, sampler, spacing, steps):
+    try:
+        schedule = Sampler(folder, sampler, steps, spacing)
+    except UserError as error:
+        named = re.search(r"; use (\d+)", str(error))
+        assert (named is not None) != ("wrong timesteps" in str(error))
+        if named:
+            assert len(Sampler(folder, sampler, int(named[1]), spacing).timesteps) == int(named[1])
+        return
+    schedule.start()
+    assert len(schedule.timesteps) == steps == len(set(schedule.timesteps)) and schedule.timesteps[-1] >= 0
+    if sampler != "ddim":  # it steps without the scheduler
+        assert schedule.scheduler.timesteps.tolist() == schedule.timesteps
+
+
+def test_dpmsolver_makes_up_to_as_many_steps_as_lie_where_it_starts(folder):
+    """lambda at timestep t of the cosine schedule is below -5.1 for the last 4 of 1,000 timesteps: 996 are left."""
+    for steps in (250, 500, 996):
+        timesteps = Sampler(folder, "dpmsolver++", steps, "trailing").timesteps
+        assert (timesteps[0], timesteps[-1] < 1000 / steps, len(timesteps)) == (995, True, steps)
+    with pytest.raises(UserError, match="repeats one of the 1000 timesteps; use 996 steps"):
+        Sampler(folder, "dpmsolver++", 1000, "trailing")
+
+
+def test_leading_spacing_names_the_nearest_number_of_steps_that_works(folder):
+    """Of n + 1 equal strides over 996 (1,000) timesteps, each of at least one: at most 995 (999) steps."""
+    for sampler, most in (("dpmsolver++", 995), ("unipc", 999)):
+        with pytest.raises(UserError, match=rf"steps = 1000 with .* and leading spacing .*; use {most} steps, or .*trail"):
+            Sampler(folder, sampler, 1000, "leading")
