@@ -52,20 +52,24 @@ def removed_fraction(before_KC: IntArray, after_KC: IntArray) -> float:
 
 
 def lorenz_curve(contribution_K: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """(share of clients, share of the total they cause), smallest contributions first, from (0, 0) to (1, 1)."""
-    ordered_K = np.sort(contribution_K)
-    total = ordered_K.sum()
-    clients = len(ordered_K)
-    x = np.arange(clients + 1) / max(clients, 1)
-    y = np.concatenate([[0.0], np.cumsum(ordered_K) / total]) if total > 0 else x.copy()
-    return x, y
+    """(fraction of the clients, fraction of the total that they cause), smallest first, from (0, 0) to (1, 1).
+
+    contribution_K: a non-negative number per client.  Raises ValueError for a negative or non-finite one.
+    """
+    ordered_K = np.sort(np.asarray(contribution_K, dtype=np.float64))
+    if not np.isfinite(ordered_K).all() or (ordered_K < 0).any():
+        raise ValueError("contributions must be finite and not negative")
+    clients, total = np.linspace(0, 1, len(ordered_K) + 1), ordered_K.sum()
+    return clients, np.concatenate([[0.0], ordered_K.cumsum() / total]) if total > 0 else clients.copy()
 
 
 def top_share(contribution_K: FloatArray, fraction: float = 0.2) -> float:
-    """The share of the total that the largest ceil(fraction * K) contributions make up; 0 where the total is 0."""
-    total = float(contribution_K.sum())
-    count = int(np.ceil(fraction * len(contribution_K) - 1e-9))
-    return float(np.sort(contribution_K)[len(contribution_K) - count :].sum()) / total if total > 0 else 0.0
+    """The part of the total that the top `fraction` of the clients cause: 1 - L(1 - fraction), L the Lorenz curve.
+
+    The curve is a straight line between two clients.  0 where the total is 0.
+    """
+    clients, caused = lorenz_curve(contribution_K)
+    return float(1 - np.interp(1 - fraction, clients, caused)) if contribution_K.sum() > 0 else 0.0
 
 
 def missing_cells(counts_KC: IntArray) -> BoolArray:

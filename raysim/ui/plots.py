@@ -159,22 +159,16 @@ def _mosaic(images: ByteArray, labels: IntArray, block: range, rows: int, per_cl
     return mosaic
 
 
-def lorenz(contributions: dict[str, FloatArray], path: Path) -> Path:
+def lorenz(curves: dict[str, tuple[FloatArray, FloatArray, float]], path: Path) -> Path:
     """Lorenz curves of what each client adds to the label imbalance: how few clients hold most of it.
 
-    contributions: by name of the curve, a non-negative number per client (any unit).  The legend gives the share held
-    by the top 20 % of clients.  Returns `path`.  Raises ValueError for a negative or non-finite contribution.
+    curves: by name, the curve (`raysim.allocation.imbalance.lorenz_curve`) as fractions of clients and of the total,
+    both from 0 to 1, and the part that the top 20 % of clients hold, for the legend.  Returns `path`.
     """
     figure, axes = blank_figure(5.5, 5)
     axes.plot([0, 100], [0, 100], color="0.7", linestyle="--", label="every client alike")
-    for name, values_K in contributions.items():
-        ordered_K = np.sort(np.asarray(values_K, dtype=np.float64))
-        if not np.isfinite(ordered_K).all() or (ordered_K < 0).any():
-            raise ValueError(f"contributions of {name!r} must be finite and not negative")
-        share = np.concatenate([[0.0], ordered_K.cumsum()]) / (ordered_K.sum() or 1.0)
-        clients = np.linspace(0, 1, len(share))
-        top = 1 - np.interp(0.8, clients, share)
-        axes.plot(clients * 100, share * 100, label=f"{name}: top 20 % hold {top * 100:.0f} %")
+    for name, (clients, caused, top) in curves.items():
+        axes.plot(clients * 100, caused * 100, label=f"{name}: top 20 % hold {top * 100:.0f} %")
     axes.axvline(80, color="0.85", linewidth=0.8, zorder=0)
     axes.set(title="Concentration of label imbalance", xlabel="clients, least skewed first (%)")
     axes.set(ylabel="share of the imbalance score (%)", xlim=(0, 100), ylim=(0, 100))

@@ -48,13 +48,27 @@ def test_imbalance_weighs_clients_by_their_samples():
 
 
 def test_lorenz_curve_and_top_share_of_four_clients():
-    """Contributions 0, 1, 1, 2: cumulated 0, 1/4, 2/4, 4/4; the top 20 % of 4 clients is ceil(0.8) = 1 client: 2/4."""
+    """Contributions 0, 1, 1, 2: cumulated 0, 1/4, 2/4, 4/4.  The top 20 % are 0.8 of the last client: 0.8 * 2/4."""
     x, y = imbalance.lorenz_curve(np.array([2.0, 0.0, 1.0, 1.0]))
     assert x.tolist() == [0, 0.25, 0.5, 0.75, 1] and y.tolist() == [0, 0, 0.25, 0.5, 1]
-    assert imbalance.top_share(np.array([2.0, 0.0, 1.0, 1.0])) == 0.5
-    assert imbalance.top_share(np.arange(10.0)) == pytest.approx(17 / 45)
+    assert imbalance.top_share(np.array([2.0, 0.0, 1.0, 1.0])) == pytest.approx(0.4)
     assert imbalance.top_share(np.zeros(4)) == 0.0
     assert imbalance.lorenz_curve(np.zeros(2))[1].tolist() == [0, 0.5, 1]
+
+
+def test_the_top_fifth_of_clients_that_are_no_multiple_of_five_is_interpolated():
+    """1..12 sum to 78; 9.6 clients hold 45 + 0.6 * 10 = 51, so the other 2.4 hold 27 of 78, 35 %.  Of 0..9, the top two
+    hold 17 of 45.  Of equal clients, a fifth holds a fifth, however many there are."""
+    assert imbalance.top_share(np.arange(1.0, 13.0)) == pytest.approx(27 / 78)
+    assert imbalance.top_share(np.arange(10.0)) == pytest.approx(17 / 45)
+    for clients in (1, 2, 3, 7, 12):
+        assert imbalance.top_share(np.ones(clients)) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf])
+def test_negative_or_endless_contributions_are_refused(wrong):
+    with pytest.raises(ValueError, match="finite and not negative"):
+        imbalance.lorenz_curve(np.array([1.0, wrong]))
 
 
 def test_missing_cells_are_the_zero_counts():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from raysim.allocation import fedeas_budget
-from raysim.allocation.imbalance import contributions_K, missing_cells, removed_fraction, top_share
+from raysim.allocation.imbalance import contributions_K, lorenz_curve, missing_cells, removed_fraction, top_share
 from raysim.commands.plan.speed import Speed, bytes_per_image, measure
 from raysim.config.load import load_config
 from raysim.config.plugin_guard import ask_policy
@@ -227,7 +227,8 @@ def draw(planned: Plan, folder: str | Path) -> list[Path]:
     curves = {"real samples": contributions_K(counts_KC)}
     curves |= {f"with {row.name}": contributions_K(counts_KC + row.quota_KC) for row in usable}
     curves = {name: values_K for name, values_K in curves.items() if imbalance_is_visible(values_K)}
-    paths.append(plots.lorenz(curves, target / "lorenz.png"))
+    drawn = {name: (*lorenz_curve(values_K), top_share(values_K)) for name, values_K in curves.items()}
+    paths.append(plots.lorenz(drawn, target / "lorenz.png"))
     columns = np.array([[row.images, row.removed, row.beta] for row in planned.betas]).T
     paths.append(plots.budget_curve(columns[0], columns[1], columns[2], target / "budget.png"))
     return paths
