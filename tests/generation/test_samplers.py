@@ -107,5 +107,5 @@ def test_dpmsolver_makes_up_to_as_many_steps_as_lie_where_it_starts(folder):
 def test_leading_spacing_names_the_nearest_number_of_steps_that_works(folder):
     """Of n + 1 equal strides over 996 (1,000) timesteps, each of at least one: at most 995 (999) steps."""
     for sampler, most in (("dpmsolver++", 995), ("unipc", 999)):
-        with pytest.raises(UserError, match=rf"steps = 1000 with .* and leading spacing .*; use {most} steps, or .*trail"):
+        with pytest.raises(UserError, match=rf"steps = 1000 with .* and leading spacing .*; use {most} steps, or"):
             Sampler(folder, sampler, 1000, "leading")
