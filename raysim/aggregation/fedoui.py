@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from raysim.aggregation.common import Eps, Exponent, Rho, normalise, size_factor
+from raysim.config.markers import OnlyWith
 from raysim.config.protocols import AggregationRule, Updates
 from raysim.core.errors import DivergenceError
 from raysim.core.records import FloatArray, RoundTable, Weights
@@ -36,7 +37,7 @@ class fedoui(AggregationRule):
 
     rho: Rho = 1.0
     gamma: Gamma = 1.0
-    eps: Eps = 1e-3
+    eps: Annotated[Eps, OnlyWith("gamma")] = 1e-3
     fit: Annotated[Literal["moments", "mle"], Field(description="how the Beta distribution is fitted")] = "moments"
     probe: Annotated[Literal["client", "shared"], Field(description="images that OUI is measured on")] = "client"
     probe_size: Annotated[int, Field(ge=2, le=65536, description="images in the probe batch")] = 32
@@ -102,7 +103,7 @@ class fedalign(AggregationRule):
     """
 
     eta: Eta = 1.0
-    eps: Eps = 1e-3
+    eps: Annotated[Eps, OnlyWith("eta")] = 1e-3
     rho: Rho = 1.0
 
     needs: ClassVar[tuple[str, ...]] = ()
@@ -125,6 +126,7 @@ class fedoui_align(fedoui):
     w_k = n_k^rho (s_k + eps)^gamma (a_k + eps)^eta / sum_j (...), s_k as in fedoui, a_k as in fedalign.
     """
 
+    eps: Annotated[Eps, OnlyWith("gamma"), OnlyWith("eta")] = 1e-3
     eta: Eta = 1.0
 
     def weights(self, table: RoundTable, updates: Updates | None) -> Weights:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from raysim.allocation import fedeas_budget
+from raysim.config.markers import ReplacedBy
 from raysim.config.plugin_guard import ask_policy
 from raysim.config.registry import check_parameters, resolve
 from raysim.core.errors import ConfigError, UserError
@@ -103,7 +104,7 @@ def missing_only(
 def fedeas(
     counts_KC: IntArray,
     *,
-    beta: Beta = 12.0,
+    beta: Annotated[Beta, ReplacedBy("total")] = 12.0,
     entropy: bool = True,
     size: Literal["sqrt", "linear", "none"] = "sqrt",
     total: Total = None,

@@ -2,28 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from raysim.config.registry import check_name, check_parameters, parameters, problems_of, resolve
-from raysim.config.schema import (
-    MODIFIERS,
-    PLUGIN_SECTIONS,
-    Config,
-    FineTuning,
-    Output,
-    Resources,
-    Section,
-    Tracking,
-    Update,
-)
+from raysim.config.markers import beyond_limits, chosen, dotted, without_effect
+from raysim.config.registry import check_name, check_parameters, parameters, resolve
+from raysim.config.schema import MODIFIERS, PLUGIN_SECTIONS, SECTIONS, Config, Section, keys
 from raysim.config.yaml_io import parse_overrides, plain_copy, read_yaml
 from raysim.core.errors import ConfigError
-
-_PLAIN: dict[str, type[BaseModel]] = {
-    "update": Update, "fine_tuning": FineTuning, "resources": Resources, "tracking": Tracking, "output": Output,
-}
+from raysim.core.validation import problems_of
 
 
 def apply_overrides(plain: dict[str, Any], overrides: Iterable[str]) -> list[str]:
@@ -48,7 +36,7 @@ def _drop_foreign_keys(section: str, node: dict[str, Any], name: Any) -> list[st
     if not isinstance(name, str):
         return []
     try:
-        known = {*parameters(resolve(section, name)).model_fields, *_section_class(section).model_fields}
+        known = {*parameters(resolve(section, name)).model_fields, *SECTIONS[section].model_fields}
     except LookupError:
         return []  # the name itself is reported later
     dropped = [key for key in node if key not in known]
@@ -56,10 +44,6 @@ def _drop_foreign_keys(section: str, node: dict[str, Any], name: Any) -> list[st
         del node[key]
     keys = ", ".join(f"{section}.{key}" for key in dropped)
     return [f"{section}.name={name} leaves out {keys}, which {name!r} does not take"] if dropped else []
-
-
-def _section_class(section: str) -> type[BaseModel]:
-    return cast(type[BaseModel], Config.model_fields[section].annotation)
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -80,8 +64,9 @@ def build(
 
     sections: the plug-ins whose parameters are checked (and which are therefore imported); of the others only the name.
     """
+    set_by_user = frozenset(dotted(plain))
     plain = {**plain, **{section: _named(section, plain[section]) for section in PLUGIN_SECTIONS if section in plain}}
-    problems: list[str] = []
+    problems = beyond_limits(keys(plain, sections))
     config, failure = None, None
     try:
         config = Config.model_validate(plain)
@@ -96,12 +81,15 @@ def build(
             problems += found
             deeper += [f"{section}.{key}" for key in checked]
             if config is not None and not found:
-                setattr(config, section, _section_class(section).model_validate(checked))
-    deeper += [f"{section}.{key}" for section, model in _PLAIN.items() for key in model.model_fields]
+                setattr(config, section, SECTIONS[section].model_validate(checked))
+    others = {name: model for name, model in SECTIONS.items() if name not in PLUGIN_SECTIONS}
+    deeper += [f"{section}.{key}" for section, model in others.items() for key in model.model_fields]
     problems += problems_of(failure, Config, plain, elsewhere=deeper) if failure else []
     problems += _cross_checks(config) if config is not None else []
     if problems or config is None:
         raise ConfigError(problems, source)
+    on_purpose = chosen(keys(config.resolved(), sections), set_by_user)
+    config.remember([], list(without_effect(on_purpose.values()).values()), frozenset(on_purpose))
     return config
 
 
@@ -113,7 +101,7 @@ def _named(section: str, given: Any) -> Any:
 
 def _check_section(section: str, given: dict[str, Any], deep: bool) -> tuple[dict[str, Any], list[str]]:
     """(the section with defaults filled in, problems): the keys of its plug-in, and of the modifiers of a partition."""
-    name, own = given["name"], _section_class(section).model_fields
+    name, own = given["name"], SECTIONS[section].model_fields
     common = {key: value for key, value in given.items() if key in own}
     problems: list[str] = []
     for key in MODIFIERS if section == "partition" else ():
@@ -150,5 +138,5 @@ def load_config(
     notes = apply_overrides(plain, overrides)
     where = "the configuration" if isinstance(source, Mapping) else str(source)
     config = build(plain, f"{where} with the overrides given" if overrides else where, sections)
-    config.notes.extend(notes)
+    config.changes.extend(notes)
     return config

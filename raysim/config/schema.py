@@ -1,13 +1,35 @@
 """The configuration: every key, with its type, range, default and meaning."""
 
 import hashlib
+import inspect
 import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic.fields import FieldInfo
+
+from raysim.config.markers import (
+    IS_DEVICE,
+    IS_MODIFIER,
+    MAY_CHANGE,
+    SAME_BITS_ON_CPU,
+    AtMost,
+    Key,
+    NotWith,
+    OnlyWith,
+    inner_model,
+    markers_of,
+    walk,
+)
+from raysim.config.registry import parameters, resolve
+from raysim.core.host import has_gpu
 
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0), AtMost(2**63 - 1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), AtMost(10_000_000)]
 
 
 class _Base(BaseModel):
@@ -40,17 +62,29 @@ class DataSection(Section):
     """Augmentation of training batches, drawn per client and round: random crop after 4-pixel padding, mirror."""
 
 
+_WITH_MODIFIERS = (OnlyWith("rare"), OnlyWith("label_noise"), OnlyWith("input_noise"))
+
+
 class PartitionSection(Section):
     """Who owns which training sample, and what is changed afterwards (in the order below)."""
 
-    stream: Literal["raysim", "numpy"] = "raysim"
+    stream: Annotated[Literal["raysim", "numpy"], NotWith("name", "file")] = "raysim"
     """Random numbers that deal out the samples: raysim's own, or numpy.random.RandomState(seed) of earlier code."""
-    rare: dict[str, Any] | None = None
+    seed: Annotated[Seed | None, NotWith("name", "file"), *_WITH_MODIFIERS] = None
+    """Deals out the samples, and chooses and changes what the modifiers change; null: the seed of the run."""
+    rare: Annotated[dict[str, Any] | None, IS_MODIFIER] = None
     """Cut a fraction of clients to few samples: {fraction: 0.2, max_samples: 120}."""
-    label_noise: dict[str, Any] | None = None
+    label_noise: Annotated[dict[str, Any] | None, IS_MODIFIER] = None
     """Replace labels of a fraction of clients: {fraction: 0.2, rate: 0.4, kind: symmetric}."""
-    input_noise: dict[str, Any] | None = None
+    input_noise: Annotated[dict[str, Any] | None, IS_MODIFIER] = None
     """Add Gaussian noise to the images of a fraction of clients: {fraction: 0.2, std: 0.1}."""
+
+
+class ModelSection(Section):
+    """The network."""
+
+    seed: Seed | None = None
+    """Draws the initial parameters; null: the seed of the run."""
 
 
 class AggregationSection(Section):
@@ -67,15 +101,15 @@ class FineTuning(_Base):
 
     every: Annotated[int, Field(ge=1)] | None = None
     """Rounds between such evaluations, of which the last round is always one; null: none at all."""
-    clients: Annotated[int, Field(ge=1)] | None = None
+    clients: Annotated[Annotated[int, Field(ge=1)] | None, OnlyWith("every")] = None
     """How many clients are tuned, the same ones each time; null: all."""
-    epochs: Annotated[int, Field(ge=1)] = 1
+    epochs: Annotated[int, Field(ge=1), AtMost(1_000_000), OnlyWith("every")] = 1
     """Passes over the client's samples, with plain SGD."""
-    batch_size: Annotated[int, Field(ge=1)] = 32
+    batch_size: Annotated[int, Field(ge=1), OnlyWith("every")] = 32
     """Samples a step."""
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
+    lr: Annotated[Positive, OnlyWith("every")] = 0.01
     """Learning rate."""
-    test_images: Annotated[int, Field(ge=1)] | None = 100
+    test_images: Annotated[Annotated[int, Field(ge=1)] | None, OnlyWith("every")] = 100
     """Test images of each class that a tuned model is evaluated on; null: all."""
 
 
@@ -90,9 +124,9 @@ class Update(_Base):
     """Largest Euclidean norm of a client's update; longer ones are scaled down to it."""
     noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Standard deviation of Gaussian noise in units of what one client can change (`clip`); 0: none."""
-    noise_at: Literal["server", "client"] = "server"
+    noise_at: Annotated[Literal["server", "client"], OnlyWith("noise_multiplier")] = "server"
     """Who adds the noise: the server once to the weighted sum, or every client to its own update."""
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    delta: Annotated[float, Field(gt=0, lt=1), OnlyWith("noise_multiplier")] = 1e-5
     """The delta of (epsilon, delta)-differential privacy for which epsilon is worked out."""
 
     @property
@@ -139,27 +173,31 @@ def kept(top_k: float | None, parameters: int) -> int:
 class Resources(_Base):
     """Where the work runs."""
 
-    workers: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    workers: Annotated[Literal["auto"] | Annotated[int, Field(ge=1), AtMost(1_000_000)], MAY_CHANGE] = "auto"
     """Ray actors; auto: one per CPU core, or as many as fit on the GPUs."""
-    gpus_per_worker: Literal["auto"] | Annotated[float, Field(ge=0, allow_inf_nan=False)] = "auto"
+    gpus_per_worker: Annotated[Literal["auto"] | Annotated[float, Field(ge=0, allow_inf_nan=False)], IS_DEVICE] = "auto"
     """Fraction of a GPU that each worker owns; 0: CPU only; auto: 1 where there is a GPU, else 0."""
     precision: Literal["float32", "bf16"] = "float32"
     """Arithmetic of local training: float32, or bf16 autocast."""
-    threads_per_worker: Annotated[int, Field(ge=1)] = 1
+    threads_per_worker: Annotated[int, Field(ge=1), AtMost(10_000)] = 1
     """CPU threads of each worker; the results of a run are the same for any number of workers, not of threads."""
-    client_batching: Annotated[Literal["auto", "off"], BeforeValidator(lambda v: "off" if v is False else v)] = "auto"
+    client_batching: Annotated[
+        Literal["auto", "off"], BeforeValidator(lambda v: "off" if v is False else v), SAME_BITS_ON_CPU
+    ] = "auto"
     """Train clients of small networks several at once; on a CPU, to the same bits; YAML reads off as false, too."""
-    task_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    task_timeout_s: Annotated[Seconds, MAY_CHANGE] = 600.0
     """A call to a worker that takes longer than this is given up, its worker replaced and its clients trained again."""
-    max_retries: Annotated[int, Field(ge=0)] = 3
+    max_retries: Annotated[int, Field(ge=0), MAY_CHANGE] = 3
     """How often a client's work is tried again after its worker died, before the run is given up."""
     on_client_failure: Literal["raise", "drop"] = "raise"
     """What to do with a client that fails for good or diverges: stop the run, or leave the client out of the round."""
-    start_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
+    start_timeout_s: Annotated[Seconds, MAY_CHANGE] = 120.0
     """How long to wait for workers to start."""
-    address: str | None = None
+    address: Annotated[str | None, MAY_CHANGE] = None
     """Address of a running Ray cluster (`auto`, `host:port`, `ray://...`); null: start Ray on this machine."""
-    object_store_bytes: Annotated[int, Field(ge=80_000_000)] | None = None
+    object_store_bytes: Annotated[
+        Annotated[int, Field(ge=80_000_000), AtMost(2**60)] | None, OnlyWith("address", None), MAY_CHANGE
+    ] = None
     """Size of the object store of a Ray started here; null: Ray's default. More than that spills to disk."""
 
 
@@ -168,7 +206,7 @@ class Tracking(_Base):
 
     uri: str = "auto"
     """auto: sqlite file mlflow.db in the working directory; any MLflow tracking URI; none: no tracking."""
-    experiment: str = "raysim"
+    experiment: Annotated[str, NotWith("uri", "none")] = "raysim"
     """MLflow experiment."""
 
 
@@ -190,9 +228,9 @@ class Output(_Base):
 class Config(_Base):
     """A whole run. Every key has a default but `data` and `rounds`."""
 
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Everything random is a function of this number."""
-    rounds: Annotated[int, Field(ge=1)]
+    seed: Seed = 0
+    """Everything random is a function of this number, but for what has a seed of its own."""
+    rounds: Annotated[int, Field(ge=1), AtMost(10_000_000), MAY_CHANGE]
     """Federated rounds."""
     clients_per_round: Annotated[int, Field(ge=1)] | Fraction = 1.0
     """Participants of a round: a number, or a fraction in (0, 1], rounded to a whole number of at least one."""
@@ -206,7 +244,7 @@ class Config(_Base):
     """How many synthetic images each client gets of each class."""
     generator: Section = Section(name="ddpm")
     """What makes the synthetic images."""
-    model: Section = Section(name="cnn")
+    model: ModelSection = ModelSection(name="cnn")
     """The network."""
     local: Section = Section(name="sgd")
     """Local training."""
@@ -217,27 +255,123 @@ class Config(_Base):
     update: Update = Update()
     fine_tuning: FineTuning = FineTuning()
     resources: Resources = Resources()
-    tracking: Tracking = Tracking()
-    output: Output = Output()
-    _notes: list[str] = PrivateAttr(default_factory=list)
+    tracking: Annotated[Tracking, MAY_CHANGE] = Tracking()
+    output: Annotated[Output, MAY_CHANGE] = Output()
+    _changes: list[str] = PrivateAttr(default_factory=list)
+    _unread: list[str] = PrivateAttr(default_factory=list)
+    _chosen: frozenset[str] = PrivateAttr(default_factory=frozenset)
+
+    @property
+    def changes(self) -> list[str]:
+        """What reading the configuration changed, one line each, for the user to see."""
+        return self._changes
+
+    @property
+    def unread(self) -> list[str]:
+        """The keys that the user has set and that nothing reads, one line each."""
+        return self._unread
 
     @property
     def notes(self) -> list[str]:
-        """What reading the configuration changed, for the user to see."""
-        return self._notes
+        """What there is to say about how the configuration was read: `changes` and `unread`."""
+        return [*self._changes, *self._unread]
+
+    @property
+    def chosen(self) -> frozenset[str]:
+        """The dotted names of the keys that the user has set, in a file, a mapping or an override."""
+        return self._chosen
+
+    def remember(self, changes: Sequence[str], unread: Sequence[str], chosen: frozenset[str]) -> None:
+        """Keep what was found when this configuration was read."""
+        self._changes, self._unread, self._chosen = list(changes), list(unread), chosen
+
+    @property
+    def partition_seed(self) -> int:
+        """What deals out the samples: `partition.seed`, or the seed of the run."""
+        return self.seed if self.partition.seed is None else self.partition.seed
+
+    @property
+    def model_seed(self) -> int:
+        """What draws the initial parameters: `model.seed`, or the seed of the run."""
+        return self.seed if self.model.seed is None else self.model.seed
 
     def resolved(self) -> dict[str, Any]:
         """The whole configuration as plain data, defaults filled in."""
         return self.model_dump(mode="json")
 
+    def result_keys(self) -> dict[str, Any]:
+        """Every key on which a number of the results depends, dotted, with what the run makes of its value.
+
+        A seed of its own that is null is that of the run; of `gpus_per_worker` only the device counts; on a CPU,
+        `client_batching` does not.  Keys marked MAY_CHANGE are not among them, nor is any key of such a section.
+        """
+        device, plain = device_of(self.resources), self.resolved()
+        found: dict[str, Any] = {}
+        for key in keys(plain):
+            if MAY_CHANGE in key.markers or (device == "cpu" and SAME_BITS_ON_CPU in key.markers):
+                continue
+            found[key.name] = device if IS_DEVICE in key.markers else key.value
+        for modifier in MODIFIERS:  # each as a whole, which is null where it is off
+            found = {name: value for name, value in found.items() if not name.startswith(f"partition.{modifier}.")}
+            found[f"partition.{modifier}"] = plain["partition"][modifier]
+        return {**found, "partition.seed": self.partition_seed, "model.seed": self.model_seed}
+
     def hash(self) -> str:
-        """Identifies what is computed: everything but the number of rounds and where and how the run is kept."""
-        plain = self.resolved()
-        for key in ("rounds", "tracking", "output", "resources"):
-            del plain[key]
-        plain["arithmetic"] = [self.resources.precision, self.resources.threads_per_worker]
-        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+        """Identifies what is computed: equal for two configurations whose `result_keys` are equal."""
+        return hashlib.sha256(json.dumps(self.result_keys(), sort_keys=True).encode()).hexdigest()[:16]
 
 
-PLUGIN_SECTIONS = ("data", "partition", "allocation", "generator", "model", "local", "aggregation", "server")
-MODIFIERS = ("rare", "label_noise", "input_noise")
+def device_of(resources: Resources) -> Literal["cpu", "gpu", "auto"]:
+    """Where training runs; auto where that is up to a cluster that is yet to be joined."""
+    if resources.gpus_per_worker != "auto":
+        return "gpu" if resources.gpus_per_worker > 0 else "cpu"
+    if resources.address or os.environ.get("RAY_ADDRESS"):
+        return "auto"
+    return "gpu" if has_gpu() else "cpu"
+
+
+def _models() -> dict[str, type[BaseModel]]:
+    """The keys of a configuration that hold further keys."""
+    found = {name: field.annotation for name, field in Config.model_fields.items()}
+    return {name: t for name, t in found.items() if inspect.isclass(t) and issubclass(t, BaseModel)}
+
+
+SECTIONS = _models()
+PLUGIN_SECTIONS = tuple(name for name, model in SECTIONS.items() if issubclass(model, Section))
+MODIFIERS = tuple(name for name, field in PartitionSection.model_fields.items() if IS_MODIFIER in markers_of(field))
+
+
+def keys(plain: Mapping[str, Any], sections: Sequence[str] = PLUGIN_SECTIONS) -> Iterator[Key]:
+    """Every key of a configuration as plain data, those of its plug-ins and modifiers included.
+
+    sections: those whose plug-ins are looked at, and which are therefore imported.
+    """
+
+    def inner(name: str, field: FieldInfo, value: Mapping[str, Any]) -> Mapping[str, FieldInfo] | None:
+        if IS_MODIFIER in markers_of(field):
+            return _keys_of("modifier", name.rpartition(".")[2])
+        known = inner_model(name, field, value)
+        return {**known, **_keys_of(name, value.get("name"))} if known is not None and name in sections else known
+
+    return walk(Config.model_fields, plain, inner)
+
+
+def _keys_of(kind: str, name: Any) -> Mapping[str, FieldInfo]:
+    """The keys of a plug-in; none of one that cannot be found."""
+    try:
+        return parameters(resolve(kind, name)).model_fields if isinstance(name, str) else {}
+    except LookupError:
+        return {}
+
+
+def may_change_on_resume() -> list[str]:
+    """The dotted keys of the schema that a resumed run may change; of a whole section that may, its name alone."""
+    return [
+        *(name for name, field in Config.model_fields.items() if MAY_CHANGE in markers_of(field)),
+        *(
+            f"{section}.{name}"
+            for section, model in SECTIONS.items()
+            for name, field in model.model_fields.items()
+            if MAY_CHANGE in markers_of(field)
+        ),
+    ]

@@ -37,6 +37,7 @@ class Dataset:
     mean, std: per channel, of the training images scaled to [0, 1].
     flips: whether a mirrored image keeps its label (natural images: yes; digits and letters: no).
     public_images, public_labels_N: real training images that no client owns (`data.public_frac`); None without.
+    unread: keys of the data set's own that these data leave without effect, such as test_fraction beside a test split.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Dataset:
     flips: bool = True
     public_images: ByteArray | None = None
     public_labels_N: IntArray | None = None
+    unread: tuple[str, ...] = ()
 
     @property
     def classes(self) -> int:

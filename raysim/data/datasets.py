@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from raysim.config.markers import MAY_CHANGE
 from raysim.core.errors import UserError
 from raysim.core.records import Dataset
 from raysim.data.files import SplitSeed, TestFraction
@@ -19,7 +20,7 @@ __all__ = ["cifar10", "cifar100", "digits", "emnist", "fashion_mnist", "labels",
 _UNREADABLE = (RuntimeError, OSError, ValueError, EOFError, KeyError, AssertionError, pickle.UnpicklingError)
 
 Root = Annotated[str, Field(description="Folder in which torchvision keeps the data set")]
-Download = Annotated[bool, Field(description="Fetch the data set, once, if it is not there yet")]
+Download = Annotated[bool, Field(description="Fetch the data set, once, if it is not there yet"), MAY_CHANGE]
 Count = Annotated[int, Field(ge=0)]
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from raysim.config.markers import OnlyWith
 from raysim.core.errors import UserError
 from raysim.core.records import BoolArray, IntArray, Partition
 from raysim.core.rounding import fraction_of
@@ -41,7 +42,9 @@ def rare(
     rng: np.random.Generator,
     *,
     fraction: Fraction = 0.2,
-    max_samples: Annotated[int, Field(ge=1, description="What such a client keeps at most")] = 120,
+    max_samples: Annotated[
+        int, Field(ge=1, description="What such a client keeps at most"), OnlyWith("fraction")
+    ] = 120,
 ) -> Partition:
     """Cut a fraction of the clients to at most `max_samples` random samples; the rest goes round-robin to the others.
 
@@ -80,8 +83,8 @@ def label_noise(
     rng: np.random.Generator,
     *,
     fraction: Fraction = 0.2,
-    rate: Rate = 0.4,
-    kind: Literal["symmetric", "pair"] = "symmetric",
+    rate: Annotated[Rate, OnlyWith("fraction")] = 0.4,
+    kind: Annotated[Literal["symmetric", "pair"], OnlyWith("fraction")] = "symmetric",
 ) -> Partition:
     """Replace exactly round(rate * N_k) labels of a fraction of the clients, each by a DIFFERENT class.
 
@@ -108,7 +111,11 @@ def label_noise(
 
 
 def input_noise(
-    partition: Partition, rng: np.random.Generator, *, fraction: Fraction = 0.2, std: Std = 0.1
+    partition: Partition,
+    rng: np.random.Generator,
+    *,
+    fraction: Fraction = 0.2,
+    std: Annotated[Std, OnlyWith("fraction")] = 0.1,
 ) -> Partition:
     """Mark a fraction of the clients whose training images get Gaussian noise of standard deviation `std`.
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from raysim.config.markers import AtMost
 from raysim.core import rng as streams
 from raysim.core.errors import UserError
 from raysim.core.records import FloatArray, IntArray, Partition, sha256
@@ -36,10 +37,10 @@ __all__ = [
     "shards",
 ]
 
-Clients = Annotated[int, Field(ge=1, description="Number of clients")]
+Clients = Annotated[int, Field(ge=1, description="Number of clients"), AtMost(10_000_000)]
 Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False, description="Dirichlet concentration: small is skewed")]
 MinSamples = Annotated[int, Field(ge=0, description="Drawn again until every client has this many samples")]
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1), AtMost(1_000_000_000)]
 DRAWN_FROM = 100_000  # clients of `dirichlet_client`, whose rows are then drawn when they train
 
 

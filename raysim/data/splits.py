@@ -28,6 +28,7 @@ def build_dataset(
 
     Raises UserError (naming `key`) where there is no image, a class has no training image, or a label has no name.
     """
+    unread = () if test is None else ("test_fraction", "split_seed")
     if test is None:
         train, test = _set_apart(train, test_fraction, split_seed)
     if len(train[1]) == 0:
@@ -47,7 +48,7 @@ def build_dataset(
             f"{' ...' if len(missing) > 5 else ''} of its {len(names)} classes; number classes 0, 1, ... without gaps"
         )
     mean, std = channel_statistics(train[0])
-    return Dataset(name, train[0], train[1], test[0], test[1], names, mean, std, flips)
+    return Dataset(name, train[0], train[1], test[0], test[1], names, mean, std, flips, unread=unread)
 
 
 def _size(images: ByteArray) -> str:

@@ -34,7 +34,8 @@ class ClientRunner:
 
     def __init__(self, setup: WorkerSetup, dataset: Dataset, partition: Partition, device: str) -> None:
         self.setup, self.dataset, self.partition, self.device = setup, dataset, partition, device
-        module = build_model(setup.model.build, dataset.channels, dataset.image_size, dataset.classes, setup.seed)
+        seed = setup.seed if setup.model_seed is None else setup.model_seed
+        module = build_model(setup.model.build, dataset.channels, dataset.image_size, dataset.classes, seed)
         self.model = FlatModel(module, device)
         self.algorithm = setup.local.build()
         self.probe = Probe(setup.measure["oui"], setup.seed) if "oui" in setup.measure else None
@@ -130,7 +131,8 @@ class ClientRunner:
         rows_N, labels_N = self.partition.client(k)
         synthetic = None if task.synthetic is None else ray.get(task.synthetic)
         noise_std = float(self.partition.input_noise_K[k])
-        noise_rng = rng.stream(self.setup.seed, rng.MODIFIER, k) if noise_std else None
+        seed = self.setup.seed if self.setup.partition_seed is None else self.setup.partition_seed
+        noise_rng = rng.stream(seed, rng.MODIFIER, k) if noise_std else None
         data = client_data(self.dataset.train_images, rows_N, labels_N, synthetic, task.quota_C, noise_std, noise_rng)
         self.model.restore(self.start)
         kept = {} if task.state is None else tensors(ray.get(task.state), self.device)

@@ -30,7 +30,8 @@ class WorkerSetup:
     update_bytes_limit: updates beyond this many bytes wait in the object store, which spills to disk.
     update: what a client does to its update before it sends it.  buffers: average, local or global (`local.batchnorm`).
     versions: of the driver's packages, which every worker must have too.  client_batching: whether several clients may
-    be trained at once.
+    be trained at once.  seed: of the run; model_seed: of the initial parameters, partition_seed: of the noise on
+    clients' images, each that of the run where it is None.
     """
 
     seed: int
@@ -44,6 +45,8 @@ class WorkerSetup:
     buffers: str = "average"
     versions: dict[str, str] = field(default_factory=dict)
     client_batching: bool = True
+    model_seed: int | None = None
+    partition_seed: int | None = None
 
 
 @dataclass(frozen=True)

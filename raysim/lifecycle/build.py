@@ -163,10 +163,10 @@ def measures(section: AggregationSection, rule: AggregationRule) -> dict[str, di
 
 
 def initial_model(config: Config, prepared: Prepared) -> FlatModel:
-    """The global model before round 1, a function of the model's configuration, the data's shape and the seed."""
+    """The global model before round 1, a function of the model's configuration and seed, and the data's shape."""
     dataset = prepared.dataset
     build = plugin("model", config.model).build
-    return FlatModel(build_model(build, dataset.channels, dataset.image_size, dataset.classes, config.seed))
+    return FlatModel(build_model(build, dataset.channels, dataset.image_size, dataset.classes, config.model_seed))
 
 
 def _check_logits(model: FlatModel, prepared: Prepared, name: str) -> None:
@@ -191,5 +191,6 @@ def worker_setup(config: Config, rule: AggregationRule) -> WorkerSetup:
         config.seed, plugin("model", config.model), plugin("local", config.local), tuple(config.data.augment),
         config.resources.precision == "bf16", measures(config.aggregation, rule),
         update=config.update, buffers=config.aggregation.buffers, versions=installed(),
-        client_batching=config.resources.client_batching == "auto",
+        client_batching=config.resources.client_batching == "auto", model_seed=config.model_seed,
+        partition_seed=config.partition_seed,
     )

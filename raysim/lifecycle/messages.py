@@ -21,9 +21,6 @@ def say_plan(display: Display, config: Config, prepared: Prepared) -> None:
         f"{prepared.partition.clients:,} clients of {sizes_K.min():,} to {sizes_K.max():,}; "
         f"{config.allocation.name}: {quota:,} synthetic images"
     )
-    if config.local.params.get("steps") is not None:
-        steps, epochs = (config.local.params.get(key) for key in ("steps", "epochs"))
-        display.line(f"local.steps = {steps} takes the place of local.epochs = {epochs}, which is not used")
     if not quota and prepared.partition.drawn is None:
         counts_KC = prepared.partition.counts_KC
         display.line(

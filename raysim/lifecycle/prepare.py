@@ -1,5 +1,6 @@
 """From a configuration to images, clients and a quota: everything that is known before any worker starts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,9 +45,9 @@ def load_dataset(config: Config, notes: list[str] | None = None) -> Dataset:
 
 
 def make_partition(config: Config, dataset: Dataset) -> Partition:
-    """Who owns which training sample, modifiers applied; a function of the data, the configuration and the seed."""
-    section = config.partition
-    draw = rng.stream(config.seed, rng.PARTITION) if section.stream == "raysim" else _numpy_stream(config)
+    """Who owns which training sample, modifiers applied; a function of the data, the section and its seed."""
+    section, seed = config.partition, config.partition_seed
+    draw = rng.stream(seed, rng.PARTITION) if section.stream == "raysim" else _numpy_stream(config)
     kind, samples = resolve("partition", section.name), len(dataset.train_labels_N)
     with blaming({"partition.name": section.name}):
         partition: Partition = kind(dataset.train_labels_N, dataset.classes, draw, **section.params)
@@ -56,16 +57,18 @@ def make_partition(config: Config, dataset: Dataset) -> Partition:
     for i, key in enumerate(MODIFIERS):
         params = getattr(section, key)
         if params is not None:
-            partition = resolve("modifier", key)(partition, rng.stream(config.seed, rng.MODIFIER, -1, i), **params)
+            partition = resolve("modifier", key)(partition, rng.stream(seed, rng.MODIFIER, -1, i), **params)
     return partition
 
 
 def _numpy_stream(config: Config) -> Any:
     if config.partition.name == "dirichlet_client":
         raise UserError("partition.stream = numpy: each client of dirichlet_client has a stream of its own; use raysim")
-    if config.seed >= 2**32:
-        raise UserError(f"seed = {config.seed}: partition.stream = numpy takes seeds below 2^32 = {2**32}")
-    return rng.numpy_stream(config.seed)
+    seed = config.partition_seed
+    if seed >= 2**32:
+        key = "seed" if config.partition.seed is None else "partition.seed"
+        raise UserError(f"{key} = {seed}: partition.stream = numpy takes seeds below 2^32 = {2**32}")
+    return rng.numpy_stream(seed)
 
 
 def make_quota(config: Config, partition: Partition) -> IntArray:
@@ -99,7 +102,29 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Prepared:
         )
     quota_KC = make_quota(config, partition)
     _check_memory(int(quota_KC.sum()), dataset)
-    return Prepared(dataset, partition, quota_KC, notes)
+    return Prepared(dataset, partition, quota_KC, [*notes, *unread_keys(config, dataset, bool(quota_KC.any()))])
+
+
+def unread_keys(config: Config, dataset: Dataset, images: bool) -> list[str]:
+    """The keys that the user has set and that these data leave without effect, in one line for each reason.
+
+    images: whether any synthetic image is asked for.  What the configuration alone tells is in `config.unread`.
+    """
+    own = [key for key in dataset.unread if f"data.{key}" in config.chosen]
+    notes = [f"{_have_no_effect('data', own)}: the data set {dataset.name} has a test split of its own"] if own else []
+    if "data.flips" in config.chosen and not config.output.quality:
+        notes.append("data.flips has no effect: only `raysim pretrain` and output.quality mirror images by it")
+    if not images:
+        made = sorted(key.removeprefix("generator.") for key in config.chosen if key.startswith("generator."))
+        if made:
+            notes.append(f"{_have_no_effect('generator', made)}: no synthetic image is asked for (allocation)")
+        if "aggregation.weight_by" in config.chosen and config.aggregation.weight_by == "total":
+            notes.append("aggregation.weight_by = total has no effect: there is no synthetic image to count")
+    return notes
+
+
+def _have_no_effect(section: str, keys: Sequence[str]) -> str:
+    return ", ".join(f"{section}.{key}" for key in keys) + (" has no effect" if len(keys) == 1 else " have no effect")
 
 
 def _check_memory(images: int, dataset: Dataset) -> None:

@@ -2,23 +2,24 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import yaml
-
-from raysim.config.schema import Config
+from raysim.config.load import load_config
+from raysim.config.schema import Config, may_change_on_resume
 from raysim.core.errors import UserError
 from raysim.core.persistent import persistent_path
 from raysim.lifecycle import checkpoint
 from raysim.lifecycle.directory import RunDirectory
 
-MAY_CHANGE = ("rounds", "tracking", "output", "resources")
+MOST_SHOWN = 10
 
 
 def find(config: Config, name: str, say: Callable[[str], object] = lambda _: None) -> RunDirectory:
     """The newest run of this configuration; its number of rounds may differ.  say: takes notes on damaged ones.
 
-    Raises UserError where there is none; if the newest run of the same name differs, the message says in which keys.
+    Raises UserError where there is none; the message then says in which keys the most similar run differs, those called
+    `name` first among equals.
     """
     root = persistent_path(config.output.dir)
     found = checkpoint.find_runs(root, config.hash(), say)
@@ -31,22 +32,48 @@ def find(config: Config, name: str, say: Callable[[str], object] = lambda _: Non
                 f"for at least {done} rounds, or start a new run"
             )
         return newest
-    relatives = sorted(root.glob(f"{name}-*/config.yaml"), key=lambda p: p.stat().st_mtime_ns)
-    if not relatives:
+    closest = _closest(root, config.result_keys(), name)
+    if closest is None:
         raise UserError(f"--resume: there is no run of this configuration in {root}; start it without --resume")
-    before = yaml.safe_load(relatives[-1].read_text(encoding="utf-8"))
-    changes = ", ".join(_differences(before, config.resolved()))
+    run, changes = closest
+    shown = ", ".join(changes[:MOST_SHOWN]) + (f" and {len(changes) - MOST_SHOWN} more" if changes[MOST_SHOWN:] else "")
     raise UserError(
-        f"--resume: the newest run of this name, {relatives[-1].parent.name}, was made with other values ({changes}); "
-        "only the number of rounds, resources, tracking and output may change. Undo that, or start a new run"
+        f"--resume: no run in {root} has this configuration; the closest, {run.name}, was made with other values "
+        f"({shown}); only {', '.join(may_change_on_resume())} may change. Undo that, or start a new run"
     )
 
 
-def _differences(before: Any, now: Any, prefix: str = "") -> list[str]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        keys = [k for k in {**before, **now} if prefix or k not in MAY_CHANGE]
-        return [d for k in keys for d in _differences(before.get(k), now.get(k), f"{prefix}.{k}" if prefix else k)]
-    return [] if before == now else [f"{prefix}: {json.dumps(before)} -> {json.dumps(now)}"]
+def _closest(root: Path, now: dict[str, Any], name: str) -> tuple[Path, list[str]] | None:
+    """The earlier run with the fewest different keys, and these; of equals one of this name, then the newest."""
+    runs = []
+    for path in root.glob("*/run.json"):
+        before = _result_keys(path.parent)
+        if before is not None:
+            changes, is_namesake = differences(before, now), path.parent.name.startswith(f"{name}-")
+            runs.append((len(changes), not is_namesake, -path.stat().st_mtime_ns, path.parent, changes))
+    return min(runs)[3:] if runs else None
+
+
+def _result_keys(run: Path) -> dict[str, Any] | None:
+    """What the results of an earlier run depend on; None where its files do not say."""
+    try:
+        kept = json.loads((run / "run.json").read_bytes()).get("result_keys")
+        return dict(kept) if kept is not None else load_config(run / "config.yaml").result_keys()
+    except (OSError, ValueError, TypeError, AttributeError, UserError):
+        return None
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """`key: value before -> value now` of each key that differs; a key that one of them lacks is `unset` there."""
+    return [
+        f"{key}: {_shown(before, key)} -> {_shown(now, key)}"
+        for key in {**before, **now}
+        if (key in before) != (key in now) or before.get(key) != now.get(key)
+    ]
+
+
+def _shown(keys: dict[str, Any], key: str) -> str:
+    return json.dumps(keys[key]) if key in keys else "unset"
 
 
 def rounds_done(directory: RunDirectory) -> int:

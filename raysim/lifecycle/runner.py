@@ -94,11 +94,16 @@ class _Run:
         parts = build_parts(config, prepared)
         worker_data = WorkerData(worker_setup(config, parts.rule), prepared.dataset, prepared.partition)
         say_plan(display, config, prepared)
-        identity = {"config_hash": config.hash(), "partition_sha256": prepared.partition.sha256(), "name": name}
+        for note in prepared.notes:
+            display.line(f"note: {note}")
+        identity: dict[str, Any] = {
+            "config_hash": config.hash(), "partition_sha256": prepared.partition.sha256(), "name": name
+        }
         before = earlier.read_json("run.json") if earlier else {**identity, "mlflow_run_id": ""}
         if before["partition_sha256"] != identity["partition_sha256"]:
             raise UserError(f"--resume: the data set is no longer the one that {before['name']} was started with")
         identity["mlflow_run_id"] = before["mlflow_run_id"]
+        identity["result_keys"] = config.result_keys()
         directory = earlier or RunDirectory.create(config, name)
         if not (earlier and resume.is_finished(earlier, config.rounds)):
             start.begin(config.resources, worker_data.give)
@@ -197,8 +202,9 @@ class _Run:
                 pool, plugin("generator", config.generator), prepared.dataset, prepared.quota_KC, config.seed,
                 config.output.cache, self.display,
             )
-        self.notes += [*prepared.notes, *synthetic.notes, *store_note(prepared, synthetic)]
-        for note in self.notes:
+        found = [*synthetic.notes, *store_note(prepared, synthetic)]
+        self.notes += [*prepared.notes, *found]
+        for note in found:
             self.display.line(f"note: {note}")
         server = Server(
             config, pool, prepared.partition, synthetic, parts.algorithm, parts.rule, parts.optimiser,

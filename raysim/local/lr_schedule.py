@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from raysim.config.markers import OnlyWith
 from raysim.core.errors import UserError
 
 
@@ -18,10 +19,19 @@ class Schedule(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     kind: Annotated[Literal["constant", "step", "cosine"], Field(description="what follows the warm-up")] = "constant"
     warmup: Annotated[int, Field(ge=0, description="rounds of linear warm-up; the last has the full rate")] = 0
-    every: Annotated[int, Field(ge=1, description="step: rounds between two steps")] = 10
-    factor: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, description="step: factor of each step")] = 0.1
-    rounds: Annotated[int, Field(ge=1, description="cosine: round in which the rate is lowest")] | None = None
-    floor: Annotated[float, Field(ge=0, le=1, description="cosine: fraction it would reach a round later")] = 0.0
+    every: Annotated[int, Field(ge=1, description="step: rounds between two steps"), OnlyWith("kind", "step")] = 10
+    factor: Annotated[
+        float, Field(gt=0, le=1, allow_inf_nan=False, description="step: factor of each step"), OnlyWith("kind", "step")
+    ] = 0.1
+    rounds: Annotated[
+        Annotated[int, Field(ge=1, description="cosine: round in which the rate is lowest")] | None,
+        OnlyWith("kind", "cosine"),
+    ] = None
+    floor: Annotated[
+        float,
+        Field(ge=0, le=1, description="cosine: fraction it would reach a round later"),
+        OnlyWith("kind", "cosine"),
+    ] = 0.0
 
     def check(self) -> None:
         """Raises UserError for a cosine without room for its rounds."""

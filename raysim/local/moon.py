@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from raysim.config.markers import OnlyWith
 from raysim.core.errors import UserError
 from raysim.local.sgd import sgd
 
@@ -30,7 +31,7 @@ class moon(sgd):
     """
 
     mu: Annotated[float, Field(ge=0, allow_inf_nan=False, description="weight of the contrastive loss")] = 1.0
-    tau: Annotated[float, Field(gt=0, allow_inf_nan=False, description="temperature")] = 0.5
+    tau: Annotated[float, Field(gt=0, allow_inf_nan=False, description="temperature"), OnlyWith("mu")] = 0.5
 
     def check(self, module: "nn.Module", rule: Any, server: Any) -> None:  # noqa: ARG002
         """Raises UserError for a model without features to compare."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
+from raysim.config.markers import OnlyWith
 from raysim.core.errors import UserError
 from raysim.local.sgd import sgd
 
@@ -31,7 +32,9 @@ class scaffold(sgd):
     `clip` is refused: it would cut the corrected gradient, and c_k+ would not be a mean of gradients at all.
     """
 
-    allow_momentum: Annotated[bool, Field(description="accept `momentum`, which the method was not made for")] = False
+    allow_momentum: Annotated[
+        bool, Field(description="accept `momentum`, which the method was not made for"), OnlyWith("momentum")
+    ] = False
 
     broadcast: ClassVar[tuple[str, ...]] = ("c",)
     summed: ClassVar[tuple[str, ...]] = ("c_change",)

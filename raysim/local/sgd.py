@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from raysim.config.markers import AtMost, OnlyWith, ReplacedBy
 from raysim.local.lr_schedule import Schedule
 
 if TYPE_CHECKING:
@@ -20,14 +21,17 @@ __all__ = ["sgd"]
 class sgd:
     """Local SGD with optional momentum, weight decay and gradient clipping (FedAvg's client, arXiv 1602.05629)."""
 
-    epochs: Annotated[int, Field(ge=1, description="local epochs")] = 1
-    steps: Annotated[int, Field(ge=1, description="local steps, in place of epochs where given")] | None = None
-    batch_size: Annotated[int, Field(ge=1)] = 32
+    epochs: Annotated[int, Field(ge=1, description="local epochs"), AtMost(1_000_000), ReplacedBy("steps")] = 1
+    steps: Annotated[
+        Annotated[int, Field(ge=1, description="local steps, in place of epochs where given")] | None,
+        AtMost(1_000_000_000),
+    ] = None
+    batch_size: Annotated[int, Field(ge=1), AtMost(1_000_000_000)] = 32
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="learning rate of round 1")] = 0.05
     lr_decay: Annotated[float, Field(gt=0, le=1, description="factor from one round to the next")] = 1.0
     schedule: Annotated[Schedule, Field(description="further factor of each round")] = field(default_factory=Schedule)
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    nesterov: bool = False
+    nesterov: Annotated[bool, OnlyWith("momentum")] = False
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     clip: Annotated[float, Field(gt=0, description="largest gradient norm")] | None = None
 

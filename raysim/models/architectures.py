@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
+from raysim.config.markers import OnlyWith
 from raysim.core.errors import UserError
 
 __all__ = ["cnn", "lenet", "linear", "mlp", "resnet18"]
@@ -141,7 +142,9 @@ def resnet18(
     *,
     norm: Annotated[Literal["group", "batch"], Field(description="normalisation layers")] = "group",
     groups: Annotated[
-        Literal[1, 2, 4, 8, 16, 32, 64], Field(description="groups of each normalisation layer where norm is `group`")
+        Literal[1, 2, 4, 8, 16, 32, 64],
+        Field(description="groups of each normalisation layer where norm is `group`"),
+        OnlyWith("norm", "group"),
     ] = 32,
     projection: Projection = None,
 ) -> nn.Module:

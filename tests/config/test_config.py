@@ -11,13 +11,15 @@ import pytest
 import yaml
 
 from raysim.config.load import load_config
-from raysim.config.schema import Config
+from raysim.config.schema import MODIFIERS, Config, keys, may_change_on_resume
 from raysim.core.errors import ConfigError, UserError
 from raysim.lifecycle.prepare import prepare
 
 BASE = {"data": {"name": "digits"}, "rounds": 3}
 YAML = "data: {name: digits}\nrounds: 3\n"
 LIGHT = ("data", "partition", "allocation", "local", "aggregation", "server")  # sections that need no torch
+BATCHING = ("auto", "off")
+ONE_OF_EACH = {"partition.rare.fraction": 0.5, "resources.gpus_per_worker": 1}
 TWO_CLIENTS = ("partition.clients=2", "partition.alpha=100")
 
 
@@ -43,7 +45,7 @@ def test_a_minimal_configuration_fills_in_every_other_key():
     resolved = config.resolved()
     assert resolved["partition"] == {
         "name": "dirichlet", "clients": 10, "alpha": 0.1, "min_samples": 1,
-        "stream": "raysim", "rare": None, "label_noise": None, "input_noise": None,
+        "stream": "raysim", "seed": None, "rare": None, "label_noise": None, "input_noise": None,
     }
     assert set(resolved) == set(Config.model_fields)
     assert json.loads(json.dumps(resolved)) == resolved
@@ -281,8 +283,35 @@ def test_the_hash_covers_what_is_computed_and_not_where():
     same = ["rounds=9", "tracking.uri=none", "output.dir=elsewhere", "resources.workers=1", "resources.max_retries=0"]
     same.append("resources.client_batching=off")
     other = ["seed=1", "local.lr=0.01", "resources.precision=bf16", "resources.threads_per_worker=2"]
+    same += ["resources.gpus_per_worker=0", "partition.seed=0", "model.seed=0"]
+    other += ["resources.on_client_failure=drop", "partition.seed=1", "model.seed=1", "resources.gpus_per_worker=0.5"]
     assert {load_config(BASE, [o], LIGHT).hash() for o in same} == {reference}
-    assert len({load_config(BASE, [o], LIGHT).hash() for o in other} | {reference}) == 5
+    assert len({load_config(BASE, [o], LIGHT).hash() for o in other} | {reference}) == 1 + len(other)
+
+
+def test_client_batching_is_part_of_the_hash_where_it_changes_bits():
+    """On a GPU, not on a CPU; on a cluster that is yet to be joined nobody knows."""
+    def hashes(*overrides: str) -> int:
+        return len({load_config(BASE, [*overrides, f"resources.client_batching={b}"], LIGHT).hash() for b in BATCHING})
+
+    assert hashes("resources.gpus_per_worker=0") == 1
+    assert hashes("resources.gpus_per_worker=1") == hashes("resources.address=auto") == 2
+    equal = [load_config(BASE, [f"resources.gpus_per_worker={share}"], LIGHT).hash() for share in (0.25, 1, 2)]
+    assert len(set(equal)) == 1, "how many workers share a GPU changes no bit"
+
+
+def test_what_a_resumed_run_may_change_and_what_it_is_known_by_are_all_keys_and_overlap_in_none():
+    config = load_config(BASE, [f"{key}={value}" for key, value in ONE_OF_EACH.items()], LIGHT)
+    free = may_change_on_resume()
+    everything = {key.name for key in keys(config.resolved())} | {f"partition.{name}" for name in MODIFIERS}
+    inside = tuple(f"partition.{name}." for name in MODIFIERS)
+    known = set(config.result_keys())
+    assert known == {
+        name for name in everything
+        if not any(name == f or name.startswith(f"{f}.") for f in free) and not name.startswith(inside)
+    }
+    assert {"rounds", "tracking", "output", "resources.workers", "resources.address"} <= set(free)
+    assert not {"resources.precision", "resources.on_client_failure", "resources.threads_per_worker"} & set(free)
 
 
 def test_a_limit_without_end_is_refused():

@@ -193,7 +193,7 @@ def plan_seeds(config: Config, dataset: Dataset, names: Sequence[str], seeds: Se
     quotas: list[Quotas] = []
     full, betas = [], []
     for seed in seeds:
-        seeded = config.model_copy(update={"seed": seed})
+        seeded = config.model_copy(update={"partition": config.partition.model_copy(update={"seed": seed})})
         counts_KC = make_partition(seeded, dataset).counts_KC
         quotas.append(plan_policies(seeded, counts_KC, names))
         full.append(_full_balance(counts_KC))

@@ -62,7 +62,7 @@ def _heading(planned: Plan) -> list[str]:
         f"{planned.dataset.name}: {int(counts_KC.sum()):,} real samples of {C} classes, "
         f"{K} clients of {sizes_K.min():,} "
         f"to {sizes_K.max():,}",
-        f"partition {_described(config.partition)}, seed {config.seed}",
+        f"partition {_described(config.partition)}, seed {config.partition_seed}",
         f"configured policy {_described(config.allocation)}",
         f"imbalance score {imbalance(counts_KC):.3f}, of which the top 20 % of clients hold "
         f"{top_share(contribution_K):.0%}",

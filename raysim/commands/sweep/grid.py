@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from raysim.config.load import apply_overrides, load_config
-from raysim.config.schema import PLUGIN_SECTIONS, Config
+from raysim.config.schema import PLUGIN_SECTIONS, SECTIONS, Config
 from raysim.config.yaml_io import parse_overrides, plain_copy, read_yaml
 from raysim.core.errors import ConfigError
 from raysim.core.validation import nearest, show
 
-SECTIONS = (*PLUGIN_SECTIONS, "update", "fine_tuning", "resources", "tracking", "output")
 METHOD = "method"
 _KEYS = ("base", "grid", "target_accuracy")
 
@@ -163,6 +162,7 @@ def _cells(
     """(every combination in the order of the file, notes); ConfigError with the problems of all of them."""
     cells: list[Cell] = []
     notes: list[str] = []
+    unread: dict[str, int] = {}
     found: dict[str, list[str]] = {}
     for choice in itertools.product(*axes.values()):
         labels = {axis: label for axis, (label, _) in zip(axes, choice, strict=True) if len(axes[axis]) > 1}
@@ -173,11 +173,14 @@ def _cells(
             for problem in error.problems:
                 found.setdefault(problem, []).append(", ".join(labels.values()) or "base")
             continue
-        notes += config.notes
+        notes += config.changes
+        for note in config.unread:
+            unread[note] = unread.get(note, 0) + 1
         cells.append(Cell(labels, group, config))
     if found:
         raise ConfigError([f"{problem} [{named(names)}]" for problem, names in found.items()], source)
-    return cells, notes
+    # A key that some cell reads, such as the generator's beside a policy that makes no image, is there for that cell.
+    return cells, [*notes, *(note for note, times in unread.items() if times == len(cells))]
 
 
 def named(cells: list[str]) -> str:
