@@ -122,7 +122,7 @@ def _sample(config: PretrainConfig, dataset: Dataset, weights: Path, count: int)
     options = config.sampling
     generator = ddpm(
         dataset, str(device_of(config.device)), weights=str(weights.absolute()), sampler=options.sampler,
-        steps=options.steps, guidance=_guidance(config),
+        steps=options.steps, guidance=_guidance(config), allow_seen_test=True,
     )
     labels_M = np.arange(count, dtype=np.int64) % dataset.classes
     seeds_M = np.array([rng.integer(config.seed, rng.PRETRAIN, -1, i) for i in range(count)], dtype=np.int64)

@@ -42,7 +42,11 @@ __all__ = [
 
 
 class DataSource(Protocol):
-    """A data set: a function of its keys alone."""
+    """A data set: a function of its keys alone.
+
+    One with a positional parameter `reader` is given a `raysim.data.reader.Reader`: the cache of decoded images, and a
+    list of notes for the user.
+    """
 
     def __call__(self, *args: Any, **keys: Any) -> "Dataset":
         """Images N x channels x height x width, uint8 in 0..255; labels N, int64 in 0..C-1; test images kept apart.

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from raysim.config.protocols import ImageGenerator
 from raysim.core.errors import UserError
 from raysim.core.records import ByteArray, Dataset, IntArray
+from raysim.generation import training_images
 from raysim.generation.samplers import Sampler, public_keys
 from raysim.generation.sampling import LANES, check_labels, one_thread, to_uint8
 from raysim.generation.weights_folder import CARD, find_folder, read_json, read_unet
@@ -32,7 +33,8 @@ class ddpm(ImageGenerator):
     """Class-conditional diffusion model (DDPM, arXiv 2006.11239) with classifier-free guidance (arXiv 2207.12598).
 
     Guidance g predicts null + g (conditional - null): 1 is the plain conditional model, 0 ignores the label.
-    Raises UserError for weights that are missing, damaged or made for other images than the data set's.
+    Raises UserError for weights that are missing, damaged, made for other images than the data set's, or trained on
+    some of its test images.
     """
 
     def __init__(
@@ -49,8 +51,13 @@ class ddpm(ImageGenerator):
             Literal["auto", "leading", "trailing", "linspace"], Field(description="of timesteps; auto: as trained")
         ] = "auto",
         precision: Annotated[Literal["float32", "bf16"], Field(description="arithmetic of the network")] = "float32",
+        allow_seen_test: Annotated[
+            bool, Field(description="go on though test images are among those that the weights were trained on")
+        ] = False,
     ) -> None:
         folder = find_folder(weights)
+        if not allow_seen_test:
+            training_images.refuse_seen_test(_trained_on(folder), dataset, weights)
         self.device = torch.device(device)
         self.unet, self.weights_sha256 = read_unet(folder)
         self.classes, self.null_class = _check_unet(folder, self.unet.config, dataset, guidance)
@@ -59,6 +66,11 @@ class ddpm(ImageGenerator):
         self.batch_size = -(-batch_size // LANES) * LANES
         self.sampler = Sampler(folder, sampler, steps, spacing)
         self._is_on_device = False
+
+    @staticmethod
+    def notes(dataset: Dataset, quota_KC: IntArray, *, weights: str, **keys: Any) -> list[str]:  # noqa: ARG004
+        """Whether the weights were trained on the clients' images, or on test images, as far as they say."""
+        return training_images.notes_of(_trained_on(find_folder(weights)), dataset, weights)
 
     def fingerprint(self) -> str:
         """sha256 of everything that changes the pixels; the same on every machine of one kind."""
@@ -122,6 +134,11 @@ class ddpm(ImageGenerator):
             x = x.contiguous(memory_format=torch.channels_last)
             predicted: Tensor = self.unet(x, t, labels, return_dict=False)[0]
         return predicted.float().contiguous()
+
+
+def _trained_on(folder: Path) -> training_images.Keys | None:
+    card = read_json(folder / CARD) if (folder / CARD).is_file() else {}
+    return training_images.recorded(folder, card)
 
 
 def _check_unet(folder: Path, config: Any, dataset: Dataset, guidance: float) -> tuple[int, int | None]:

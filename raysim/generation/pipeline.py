@@ -89,6 +89,12 @@ class pipeline(ImageGenerator):
                 f"{self.shape[0]}; only grey and RGB are converted into each other"
             )
 
+    @staticmethod
+    def notes(dataset: Dataset, quota_KC: IntArray, *, folder: str, **keys: Any) -> list[str]:  # noqa: ARG004
+        """A pipeline does not say what it was trained on."""
+        return [f"generator.folder = {folder} does not say which images it was trained on, so test images among them "
+                "cannot be found"]
+
     def fingerprint(self) -> str:
         """sha256 of every file of the folder and of everything else that changes the pixels."""
         described = {

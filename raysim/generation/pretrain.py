@@ -13,6 +13,7 @@ from raysim.core.errors import UserError
 from raysim.core.records import Dataset
 from raysim.generation.pretrain_config import PretrainConfig
 from raysim.generation.pretrain_trainer import Trainer
+from raysim.generation.training_images import ENTRY, record
 from raysim.generation.weights_folder import CARD, read_json, write_folder
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -57,7 +58,7 @@ def pretrain(
             start += _preview(trainer, folder / PREVIEW, on_preview)
     if trainer.step < config.steps:
         trainer.save(folder / CHECKPOINT)
-    card = _card(trainer)
+    card = {**_card(trainer), ENTRY: record(folder, dataset.train_images)}
     write_folder(folder, trainer.averaged_unet(), trainer.scheduler, card, _readme(card))
     if trainer.step == config.steps:
         (folder / CHECKPOINT).unlink(missing_ok=True)

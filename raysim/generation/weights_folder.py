@@ -1,7 +1,8 @@
 """The weights folder of a diffusion generator: what diffusers itself loads, plus a model card.
 
 config.json and diffusion_pytorch_model.safetensors are read by `UNet2DModel.from_pretrained`, scheduler_config.json by
-every diffusers scheduler, card.json by raysim (classes, null class, checksum), README.md by people.
+every diffusers scheduler, card.json by raysim (classes, null class, checksum), training_images.npy with digests of the
+images that the network was trained on, README.md by people.
 """
 
 import hashlib

@@ -1,0 +1,99 @@
+"""Which images a generator was trained on: short digests beside its weights, to find test images among them.
+
+`training_images.npy` holds the first 8 bytes of the sha256 of each image, as sorted 64-bit numbers: of 10,000 images
+that were not among 50,000, one is taken for one of them with a probability of 3e-11.
+"""
+
+import hashlib
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.core.errors import UserError
+from raysim.core.files import write_atomic
+from raysim.core.records import ByteArray, Dataset
+
+FILE = "training_images.npy"
+ENTRY = "training_images"  # of card.json
+
+Keys = NDArray[np.uint64]
+
+
+def image_keys(images: ByteArray) -> Keys:
+    """A 64-bit number for each image, N x channels x height x width: of its shape and its pixels alone."""
+    shape = str(images.shape[1:]).encode()
+    digests = [hashlib.sha256(shape + np.ascontiguousarray(image).tobytes()).digest()[:8] for image in images]
+    return np.frombuffer(b"".join(digests), dtype="<u8")
+
+
+def record(folder: Path, images: ByteArray) -> dict[str, Any]:
+    """Write the digests of the images that the weights in `folder` are trained on; returns their entry in card.json.
+
+    The file is a function of the set of images alone.
+    """
+    buffer = io.BytesIO()
+    np.save(buffer, np.unique(image_keys(images)))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / FILE, buffer.getvalue())
+    return {"images": len(images), "file": FILE, "sha256": hashlib.sha256(buffer.getvalue()).hexdigest()}
+
+
+def recorded(folder: Path, card: dict[str, Any]) -> Keys | None:
+    """The digests beside the weights in `folder`; None where card.json names none.
+
+    Raises UserError where the file that it names is missing or damaged.
+    """
+    entry = card.get(ENTRY)
+    if not isinstance(entry, dict):
+        return None
+    path = folder / FILE
+    try:
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != entry.get("sha256"):
+            raise ValueError("its checksum is not the one in card.json")
+        keys: Keys = np.load(io.BytesIO(content), allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(
+            f"generator.weights: {path} is missing or damaged ({error}); copy it from where the weights came from"
+        ) from error
+    return keys
+
+
+def seen(keys: Keys, images: ByteArray) -> int:
+    """How many of these images are among those of the digests."""
+    return int(np.isin(image_keys(images), keys).sum())
+
+
+def refuse_seen_test(keys: Keys | None, dataset: Dataset, weights: str) -> None:
+    """UserError where test images of the data set were trained on: accuracy would be measured on what was learnt."""
+    found = seen(keys, dataset.test_images) if keys is not None else 0
+    if found:
+        raise UserError(
+            f"generator.weights = {weights}: {found:,} of the {len(dataset.test_images):,} test images of "
+            f"{dataset.name!r} are among the images that these weights were trained on, so accuracy would be measured "
+            "on images that the training has seen; use the split that they were trained with (data.split_seed, "
+            "data.test_fraction), other weights, or generator.allow_seen_test: true"
+        )
+
+
+def notes_of(keys: Keys | None, dataset: Dataset, weights: str) -> list[str]:
+    """What a summary should say about what the weights have seen."""
+    name = f"generator.weights = {weights}"
+    if keys is None:
+        return [f"{name} do not say which images they were trained on, so test images among them cannot be found"]
+    notes = []
+    owned, tested = seen(keys, dataset.train_images), seen(keys, dataset.test_images)
+    if owned:
+        notes.append(
+            f"{name} were trained on {owned:,} of the {len(dataset.train_images):,} images of all clients: what is "
+            "made for one client carries what others own"
+        )
+    if tested:
+        notes.append(
+            f"{name} were trained on {tested:,} of the {len(dataset.test_images):,} test images, too "
+            "(generator.allow_seen_test)"
+        )
+    return notes
