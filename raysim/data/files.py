@@ -234,6 +234,11 @@ def _from_arrays(arrays: dict[str, NDArray[Any]], part: str, path: str) -> Label
     labels_N = _flat_labels(arrays[f"{part}_labels"], f"data.path = {path!r}: {part}_labels")
     if images.dtype != np.uint8:
         raise UserError(f"{where} holds {images.dtype}; images must be uint8, 0..255")
+    if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] in (1, 3):
+        raise UserError(
+            f"{where} has shape {images.shape}, which can be read with the channels second or last; make the images "
+            "wider than 3 pixels, or give grey ones without an axis for channels"
+        )
     if images.ndim == 3:
         images = images[:, None]
     elif images.ndim == 4 and images.shape[3] in (1, 3):

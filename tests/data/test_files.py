@@ -383,6 +383,10 @@ def test_validation_arrays_are_said_and_can_be_used(tmp_path, prefix):
         ({"train_images": pictures(2) / 255, "train_labels": np.array([0, 1])}, "holds float64; images must be uint8"),
         ({"train_images": pictures(3), "train_labels": np.array([0, 1])}, "holds 3 images for 2 labels"),
         ({"train_images": pictures(2, (4, 4, 2)), "train_labels": np.array([0, 1])}, r"has shape \(2, 4, 4, 2\)"),
+        (
+            {"train_images": pictures(2, (3, 9, 3)), "train_labels": np.array([0, 1])},
+            r"has shape \(2, 3, 9, 3\), which can be read with the channels second or last",
+        ),
         ({"train_images": pictures(2), "train_labels": np.zeros((2, 4), int)}, "one number for each image"),
         ({"train_images": pictures(2), "train_labels": np.array([0, 1]), "test_images": pictures(2)}, "'test_labels'"),
         ({"train_images": pictures(0), "train_labels": np.zeros(0, int)}, "no training image"),

@@ -1,0 +1,100 @@
+"""Every allocation policy that `raysim list` shows keeps the promises of its kind; a new one is tested by existing."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from raysim.allocation import policies
+from raysim.config.plugin_guard import ask_policy
+from raysim.config.registry import available, check_parameters, resolve
+from raysim.core.errors import UserError
+
+NAMES = sorted(available("allocation"))
+quick = settings(max_examples=40, deadline=None)
+every_policy = pytest.mark.parametrize("name", NAMES)
+counts_matrices = st.tuples(st.integers(1, 6), st.integers(1, 5)).flatmap(
+    lambda shape: arrays(np.int64, shape, elements=st.integers(0, 60))
+)
+
+
+def quota(name: str, counts_KC: np.ndarray, **keys: Any) -> np.ndarray | None:
+    """What a policy answers for its default keys, or for a total of 40 where it needs one; None where it refuses."""
+    plugin = resolve("allocation", name)
+    for given_keys in (keys, {"total": 40, **keys}):
+        checked, problems = check_parameters(plugin, given_keys, "allocation")
+        assert not problems
+        try:
+            return ask_policy(name, plugin, counts_KC, checked)
+        except UserError as error:
+            assert str(error).startswith("allocation."), "a refusal names its key"
+    return None
+
+
+@every_policy
+@quick
+@given(counts_KC=counts_matrices)
+def test_a_quota_is_whole_numbers_for_every_client_and_class(name, counts_KC):
+    """ask_policy refuses all else, and hands out counts that cannot be written to."""
+    before = counts_KC.copy()
+    quota_KC = quota(name, counts_KC)
+    assert (counts_KC == before).all()
+    if quota_KC is None:
+        return
+    assert quota_KC.dtype == np.int64 and quota_KC.shape == counts_KC.shape and quota_KC.min() >= 0
+    assert (counts_KC.sum(axis=1) + quota_KC.sum(axis=1) > 0).all()  # every client can train
+    again = quota(name, counts_KC)
+    assert again is not None and (again == quota_KC).all()
+
+
+@every_policy
+@quick
+@given(counts_KC=counts_matrices, total=st.integers(0, 5000))
+def test_an_asked_for_total_is_met_exactly(name, counts_KC, total):
+    try:
+        quota_KC = policies.to_total(name, counts_KC, total)
+    except UserError as error:
+        assert "allocation." in str(error)
+        return
+    assert quota_KC.sum() == total and quota_KC.min() >= 0 and quota_KC.dtype == np.int64
+
+
+@every_policy
+@quick
+@given(counts_KC=counts_matrices, other=st.sampled_from(sorted(set(NAMES) - {"none"})))
+def test_the_total_of_another_policy_is_met_exactly(name, counts_KC, other):
+    wanted = quota(other, counts_KC)
+    if wanted is None:
+        return
+    total = {"of": other} if resolve("allocation", other).__kwdefaults__["total"] is None else int(wanted.sum())
+    try:
+        quota_KC = policies.to_total(name, counts_KC, total)
+    except UserError as error:
+        assert "allocation." in str(error)
+        return
+    assert quota_KC.sum() in (wanted.sum(), 40)
+
+
+@every_policy
+@quick
+@given(counts_KC=counts_matrices, seed=st.integers(0, 99))
+def test_nobody_is_served_by_place(name, counts_KC, seed):
+    """Clients and classes in another order get the same images, where no remainder has to go to the first of equals."""
+    rng = np.random.default_rng(seed)
+    clients, classes = (rng.permutation(n) for n in counts_KC.shape)
+    plugin = resolve("allocation", name)
+    exact: dict[str, Any] = {}
+    if "level" in plugin.__kwdefaults__:
+        exact = {"level": 5}
+    elif name in ("uniform", "size_proportional"):
+        samples = int(counts_KC.sum())
+        exact = {"total": counts_KC.size * max(samples, 1)}  # a whole number of images for every cell
+    try:
+        straight = plugin(counts_KC, **exact)
+        shuffled = plugin(np.ascontiguousarray(counts_KC[clients][:, classes]), **exact)
+    except UserError:
+        return
+    assert (shuffled == straight[clients][:, classes]).all()
