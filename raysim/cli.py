@@ -219,6 +219,24 @@ def _list(only: str | None) -> None:
     click.echo("Your own plug-ins, in any module that Python finds: local.name=package.module:attribute")
 
 
+def _say_how_keys_are_set(error: click.NoSuchOption) -> None:
+    """`--rounds 5` is a key for a command that takes KEY=VALUE."""
+    takes_keys = error.ctx is not None and any(parameter.name == "overrides" for parameter in error.ctx.command.params)
+    if not takes_keys or not error.option_name.startswith("--"):
+        return
+    from raysim.config.load import key_called
+
+    word, key = error.option_name.lstrip("-"), None
+    if error.ctx is not None and error.ctx.info_name != "pretrain":  # which has other keys
+        key = key_called(word)
+    written = [argument for argument in sys.argv if argument.partition("=")[0] == error.option_name]
+    value = written[0].partition("=")[2] if written else ""
+    if written and "=" not in written[0]:
+        after = sys.argv[sys.argv.index(written[0]) + 1 :]
+        value = after[0] if after and not after[0].startswith("--") and "=" not in after[0] else ""
+    _say(f"keys are set without dashes: {key or word.replace('-', '_')}={value or 'VALUE'}")
+
+
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal may be gone
         click.echo(text, err=True)
@@ -233,6 +251,8 @@ def main() -> NoReturn:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
         error.show()
+        if isinstance(error, click.NoSuchOption):
+            _say_how_keys_are_set(error)
         sys.exit(2)
     except UserError as error:
         _say(f"error: {error}")

@@ -110,6 +110,30 @@ def test_a_wrong_command_line_is_refused_with_code_2(monkeypatch, capsys, argume
 
 
 @pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "x.yaml", "--rounds", "5"], "keys are set without dashes: rounds=5\n"),
+        (["run", "x.yaml", "--rounds=5", "seed=1"], "keys are set without dashes: rounds=5\n"),
+        (["run", "x.yaml", "--rounds"], "keys are set without dashes: rounds=VALUE\n"),
+        (["run", "x.yaml", "--clients-per-round", "0.5"], "clients_per_round=0.5\n"),
+        (["plan", "x.yaml", "--alpha", "0.3"], "partition.alpha=0.3\n"),
+        (["sweep", "x.yaml", "--learning_rate", "0.3", "seed=3"], "local.lr=0.3\n"),
+        (["doctor", "--xyzzy", "3"], "xyzzy=3\n"),
+        (["pretrain", "x.yaml", "--steps", "3"], "steps=3\n"),
+    ],
+    ids=" ".join,
+)
+def test_a_key_written_as_an_option_is_answered_with_how_keys_are_set(monkeypatch, capsys, arguments, said):
+    code, _, err = call(monkeypatch, capsys, *arguments)
+    assert code == 2 and err.endswith(said) and "No such option" in err
+
+
+def test_an_option_of_a_command_that_takes_no_key_is_only_refused(monkeypatch, capsys):
+    code, _, err = call(monkeypatch, capsys, "report", "--rounds", "5")
+    assert code == 2 and "keys are set" not in err
+
+
+@pytest.mark.parametrize(
     ("error", "code", "said"),
     [
         (ConfigError(["lr = 0: must be more"], "x.yaml"), 2, "error: 1 problem in x.yaml:\n  - lr = 0: must be more\n"),

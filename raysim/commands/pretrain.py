@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from raysim.config.load import apply_overrides, validate
+from raysim.config.load import apply_overrides, check_command, validate
 from raysim.config.registry import check_name, check_parameters, resolve
 from raysim.config.yaml_io import read_yaml
 from raysim.core import rng
@@ -36,6 +36,8 @@ def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
     with Display() as display, Signals() as signals:
         display.line(f"raysim: reading {source}")
         plain = read_yaml(source)
+        if "output" not in plain and "steps" not in plain:
+            check_command(plain, "raysim pretrain", source)
         apply_overrides(plain, overrides)
         config = validate(PretrainConfig, plain, str(source))
         _check_sampling(config)

@@ -7,11 +7,50 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from raysim.config.markers import beyond_limits, chosen, dotted, without_effect
-from raysim.config.registry import check_name, check_parameters, parameters, resolve
+from raysim.config.registry import KINDS, available, check_name, check_parameters, parameters, resolve
 from raysim.config.schema import MODIFIERS, PLUGIN_SECTIONS, SECTIONS, Config, Section, keys
 from raysim.config.yaml_io import parse_overrides, plain_copy, read_yaml
 from raysim.core.errors import ConfigError
-from raysim.core.validation import problems_of
+from raysim.core.validation import closest, problems_of
+
+SORTS = {
+    "data": "a data set", "partition": "a partition", "allocation": "an allocation policy", "generator": "a generator",
+    "model": "a network", "local": "a local algorithm", "aggregation": "an aggregation rule",
+    "server": "a server optimiser",
+}
+
+
+def command_for(plain: Mapping[str, Any]) -> str | None:
+    """Which command a file with these keys is for, where that can be told: `raysim run`, sweep, pretrain, `ray up`."""
+    if "grid" in plain or "base" in plain:
+        return "raysim sweep"
+    if "cluster_name" in plain:
+        return "ray up"
+    if "rounds" not in plain and {"unet", "prediction", "train_steps", "label_dropout", "sampling"} & set(plain):
+        return "raysim pretrain"
+    return "raysim run" if set(plain) & set(Config.model_fields) else None
+
+
+def check_command(plain: Mapping[str, Any], command: str, source: str | Path | None) -> None:
+    """Raise ConfigError that names the right command if the file is for another one; source: None for a mapping."""
+    right = command_for(plain)
+    if right not in (None, command):
+        kinds = {"raysim sweep": "a sweep", "raysim pretrain": "the training of a generator", "ray up": "a cluster"}
+        what = kinds.get(str(right), "a single run")
+        file = "FILE" if source is None else str(source)
+        raise ConfigError([f"this is the configuration of {what}; use `{right} {file}`"], str(source or "the mapping"))
+
+
+def key_called(word: str) -> str | None:
+    """The dotted key that a person means by a single word, such as `local.lr` by lr; without importing torch."""
+    example = build({"data": {"name": "digits"}, "rounds": 1}, sections=_LIGHT)
+    names = [key.name for key in keys(example.resolved(), _LIGHT)]
+    wanted = word.replace("-", "_")
+    exact = [name for name in names if name == wanted or name.rpartition(".")[2] == wanted]
+    return min(exact, key=lambda name: name.count(".")) if exact else closest(wanted, names)
+
+
+_LIGHT = ("partition", "allocation", "local", "aggregation", "server")  # sections whose plug-ins need no torch
 
 
 def apply_overrides(plain: dict[str, Any], overrides: Iterable[str]) -> list[str]:
@@ -99,6 +138,32 @@ def _named(section: str, given: Any) -> Any:
     return {"name": default.name, **given} if isinstance(given, dict) and isinstance(default, Section) else given
 
 
+def _no_such_name(section: str, name: str, problem: str) -> str:
+    """What is wrong with the name of a plug-in; one of another kind is told where it belongs."""
+    others = [kind for kind in KINDS if kind != section and name in available(kind)]
+    if not others:
+        return f"{section}.name = {name}: {problem}"
+    kind = others[0]
+    what, where = (
+        ("a modifier of the partition", f"partition.{name}={{...}}") if kind == "modifier"
+        else (SORTS.get(kind, kind), f"{kind}.name={name}")
+    )
+    known = ", ".join(sorted(available(section)))
+    told = f"{section}.name = {name}: {name} is {what}; write {where}"
+    return f"{told} (known here: {known}, or package.module:attribute)"
+
+
+def _clashes(section: str, name: str, theirs: Iterable[str]) -> list[str]:
+    """A plug-in of the user's own must leave the keys to the section that every plug-in of its kind has."""
+    own = SECTIONS[section].model_fields
+    return [
+        f"{section}.name = {name}: its key {key!r} is one that `{section}` has for every plug-in "
+        f"({own[key].description}); give the parameter another name"
+        for key in theirs
+        if key in own
+    ]
+
+
 def _check_section(section: str, given: dict[str, Any], deep: bool) -> tuple[dict[str, Any], list[str]]:
     """(the section with defaults filled in, problems): the keys of its plug-in, and of the modifiers of a partition."""
     name, own = given["name"], SECTIONS[section].model_fields
@@ -112,10 +177,12 @@ def _check_section(section: str, given: dict[str, Any], deep: bool) -> tuple[dic
     try:
         if not deep:
             problem = check_name(section, name)
-            return {**extras, **common}, [*problems, *([f"{section}.name = {name}: {problem}"] if problem else [])]
-        params, found = check_parameters(resolve(section, name), extras, section, also=own)
+            return {**extras, **common}, [*problems, *([_no_such_name(section, name, problem)] if problem else [])]
+        plugin = resolve(section, name)
+        clashes = _clashes(section, name, parameters(plugin).model_fields)
+        params, found = (extras, clashes) if clashes else check_parameters(plugin, extras, section, also=own)
     except LookupError as error:
-        return given, [*problems, f"{section}.name = {name}: {error}"]
+        return given, [*problems, _no_such_name(section, name, str(error))]
     return {**common, **params}, problems + found
 
 
@@ -135,6 +202,7 @@ def load_config(
     Raises ConfigError that lists every problem, each with its key, its value, what is accepted and the nearest name.
     """
     plain = plain_copy(source) if isinstance(source, Mapping) else read_yaml(source)
+    check_command(plain, "raysim run", None if isinstance(source, Mapping) else source)
     notes = apply_overrides(plain, overrides)
     where = "the configuration" if isinstance(source, Mapping) else str(source)
     config = build(plain, f"{where} with the overrides given" if overrides else where, sections)

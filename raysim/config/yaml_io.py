@@ -14,22 +14,61 @@ import yaml
 from raysim.core.errors import ConfigError
 from raysim.core.validation import show
 
+MOST_BYTES = 10_000_000
+MOST_DEPTH = 50
+MOST_EXPANDED = 100_000
+
+_AMBIGUOUS = {  # how YAML 1.1 reads what looks like a plain number: pattern -> in words
+    re.compile(r"^[-+]?0[0-9_]*[0-9]$"): "in base 8",
+    re.compile(r"^[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?$"): "in base 60",
+    re.compile(r"^[-+]?(0[bx])?[0-9a-fA-F.]*_[0-9a-fA-F_.]*([eE][-+]?[0-9]+)?$"): "without its underscores",
+}
+_PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map", "merge")}
+
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people write it: `1e-3` is a number, and a key that stands twice is an error."""
+    """YAML as people write it, and no more of it than a configuration needs.
+
+    `1e-3` is a number; a number that YAML reads as another one than is written, a key that stands twice in a mapping, a
+    date, and what would grow without bound, are errors that name the line.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            raise ConfigError([f"line {self.line + 1}: brackets or lists are nested more than {MOST_DEPTH} deep"])
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        if isinstance(node, yaml.ScalarNode):
+            _check_scalar(node)
+        if node is not None and node.tag not in _PLAIN_TAGS:
+            kind = node.tag.removeprefix("tag:yaml.org,2002:")
+            is_date = kind == "timestamp"
+            what = f"{node.value} is a date to YAML" if is_date else f"YAML's type {kind!r} is not used here"
+            raise ConfigError([f"{_line(node)}: {what}; put the value in quotes"])
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         # Here, before `<<` merges mappings, every key is still seen as it was written.
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
-            line = f"line {key.start_mark.line + 1}"
             if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
                 written = f"{key.value!r} " if isinstance(key, yaml.ScalarNode) else ""
-                raise ConfigError([f"{line}: the key {written}is not text to YAML; put it in quotes"])
+                raise ConfigError([f"{_line(key)}: the key {written}is not text to YAML; put it in quotes"])
             if key.value in seen:
-                raise ConfigError([f"{line}: the key {key.value!r} stands twice in one mapping; remove one"])
+                raise ConfigError([f"{_line(key)}: the key {key.value!r} stands twice in one mapping; remove one"])
             seen.add(key.value)
+        return node
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None:
+            _check_size(node)
         return node
 
 
@@ -38,8 +77,53 @@ _Loader.add_implicit_resolver(
 )
 
 
+def _line(node: yaml.Node) -> str:
+    return f"line {node.start_mark.line + 1}"
+
+
+def _check_scalar(node: yaml.ScalarNode) -> None:
+    """Refuse a number that means another one to YAML than to a person."""
+    if node.tag not in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
+        return
+    for pattern, how in _AMBIGUOUS.items():
+        if pattern.match(node.value):
+            read = yaml.safe_load(node.value)
+            is_other = node.value.lstrip("+-").isdecimal() and int(node.value) != read
+            raise ConfigError([
+                f"{_line(node)}: {node.value} is {read} to YAML, which reads it {how}; write {read}"
+                f"{f', or {int(node.value)}' if is_other else ''}, or '{node.value}' in quotes if it is text"
+            ])
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Refuse anchors that refer to themselves, or that grow far wider or deeper than what is written."""
+    sizes: dict[int, tuple[int, int]] = {}
+
+    def size(node: yaml.Node) -> tuple[int, int]:
+        """(how many values, how deep); (0, 0) while it is measured."""
+        if id(node) in sizes:
+            if not sizes[id(node)][0]:
+                raise ConfigError([f"{_line(node)}: this anchor contains itself; write the value out"])
+            return sizes[id(node)]
+        sizes[id(node)] = 0, 0
+        inner: list[yaml.Node] = []
+        if isinstance(node, yaml.SequenceNode):
+            inner = node.value
+        elif isinstance(node, yaml.MappingNode):
+            inner = [part for pair in node.value for part in pair]
+        measured = [size(part) for part in inner]
+        sizes[id(node)] = 1 + sum(n for n, _ in measured), 1 + max((depth for _, depth in measured), default=0)
+        return sizes[id(node)]
+
+    expanded, depth = size(root)
+    if expanded > len(sizes) + MOST_EXPANDED or depth > MOST_DEPTH:
+        raise ConfigError([
+            f"its anchors (`&name`, `*name`) stand for {expanded:,} values, up to {depth} deep; write out what is meant"
+        ])
+
+
 def parse_yaml(text: str, source: str) -> Any:
-    """Plain data from YAML text; ConfigError with the line for text that is not YAML."""
+    """Plain data from YAML text; ConfigError with the line for text that is not YAML, or is more than plain data."""
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -53,7 +137,7 @@ def parse_yaml(text: str, source: str) -> Any:
     except yaml.YAMLError as error:
         raise ConfigError([f"not valid YAML: {' '.join(str(error).split())}"], source) from error
     except ValueError as error:
-        # What looks like a date or a number to YAML, but is none, such as 2024-13-45.
+        # What looks like a number to YAML, but is none that it can hold, such as one of 5,000 digits.
         raise ConfigError([f"not valid YAML: {error}; put the value in quotes"], source) from error
     except ConfigError as error:
         raise ConfigError(error.problems, source) from error
@@ -66,13 +150,18 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     file = Path(path).expanduser()
     if not file.exists() or file.is_dir():
         what = "is a folder" if file.is_dir() else "does not exist"
-        siblings = [p.name for p in (file if file.is_dir() else file.parent).glob("*.yaml")]
-        close = difflib.get_close_matches(file.name, siblings, n=1)
-        remedy = f"did you mean {close[0]!r}?" if close else "give the path of a YAML file"
+        close = _meant(file)
+        remedy = f"did you mean {close!r}?" if close else "give the path of a YAML file"
+        if "=" in file.name:
+            remedy = "the path of the configuration comes first, then KEY=VALUE"
         problem = f"{file.absolute()} {what} on {socket.gethostname()}; {remedy}"
         raise ConfigError([problem], "the path of the configuration")
     try:
-        plain = parse_yaml(file.read_text(encoding="utf-8"), str(path))
+        with file.open("rb") as stream:
+            content = stream.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ConfigError([f"it is larger than {MOST_BYTES:,} bytes; give the path of a YAML file"], str(path))
+        plain = parse_yaml(content.decode("utf-8-sig"), str(path))
     except UnicodeDecodeError as error:
         raise ConfigError([f"not a text file ({error.reason}); give the path of a YAML file"], str(path)) from error
     except OSError as error:
@@ -85,10 +174,46 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return plain
 
 
+def _meant(file: Path) -> str | None:
+    """The YAML file that a person who wrote this path most likely meant, as they would write it.
+
+    A file of this name wins over one with a similar name, and a folder nearby over the experiments that come with
+    raysim.
+    """
+    shipped = Path(__file__).parents[2] / "experiments"
+    nearby = [(file if file.is_dir() else file.parent).glob("*.yaml"), Path("experiments").glob("**/*.yaml")]
+    found = [sorted(paths) for paths in (*nearby, shipped.glob("**/*.yaml"))]
+    name = file.name if file.suffix in (".yaml", ".yml") else f"{file.name}.yaml"
+    same = [path for paths in found for path in paths if path.stem == Path(name).stem]
+    if not same:
+        by_name = {path.name: path for paths in reversed(found) for path in paths}
+        close = difflib.get_close_matches(name, by_name, n=1)
+        same = [by_name[close[0]]] if close else []
+    if not same:
+        return None
+    folder = file if file.is_dir() else file.parent
+    return same[0].name if same[0].parent == folder else str(same[0])
+
+
 def plain_copy(source: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a mapping as YAML would hold it; ConfigError for values that YAML could not hold."""
-    copy: dict[str, Any] = json.loads(json.dumps(source, default=_as_plain))
+    """A copy of a mapping as YAML would hold it; ConfigError for keys and values that YAML could not hold."""
+    try:
+        copy: dict[str, Any] = json.loads(json.dumps(dict(source), default=_as_plain))
+    except (RecursionError, ValueError, TypeError) as error:
+        problem = f"the mapping cannot be kept as YAML: {error}; use text for keys, and plain values"
+        raise ConfigError([problem]) from error
+    if _depth(copy) > MOST_DEPTH:
+        raise ConfigError([f"mappings or lists are nested more than {MOST_DEPTH} deep"])
     return copy
+
+
+def _depth(value: Any) -> int:
+    """How deep mappings and lists are nested; counting stops beyond what is allowed."""
+    depth, level = 0, [value]
+    while level and depth <= MOST_DEPTH + 1:
+        lists = [list(v.values()) if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)]
+        depth, level = depth + 1, [inner for entries in lists for inner in entries]
+    return depth
 
 
 def _as_plain(value: Any) -> Any:
@@ -117,7 +242,8 @@ def parse_overrides(overrides: Iterable[str]) -> list[tuple[list[str], Any]]:
             try:
                 assignments[key.strip()] = steps, parse_yaml(value, "")
             except ConfigError as error:
-                problems.append(f"override {text!r}: {error.problems[0]}")
+                what = re.sub(r"^line 1(, column \d+)?: ", "", error.problems[0])
+                problems.append(f"override {text!r}: {what}")
     if problems:
         raise ConfigError(problems, "the command line")
     return list(assignments.values())

@@ -29,8 +29,8 @@ _SYNONYMS = {
 Schema = Mapping[str, Any]
 
 
-def nearest(word: str, candidates: Iterable[str]) -> str:
-    """A hint such as `; did you mean 'alpha'?`, or an empty text where nothing is close.
+def closest(word: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that `word` was most likely meant to be, or None where nothing is close.
 
     Of dotted candidates, such as partition.alpha, the last part is compared; the first of equals is taken.
     """
@@ -38,8 +38,16 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
     for candidate in candidates:
         by_word.setdefault(candidate.rpartition(".")[2], candidate)
     synonym = _SYNONYMS.get(word.lower())
-    close = [synonym] if synonym in by_word else difflib.get_close_matches(word.lower(), by_word, n=1, cutoff=0.6)
-    return f"; did you mean {by_word[close[0]]!r}?" if close else ""
+    if synonym in by_word:
+        return by_word[synonym]
+    close = difflib.get_close_matches(word.lower(), by_word, n=1, cutoff=0.6)
+    return by_word[close[0]] if close else None
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str:
+    """A hint such as `; did you mean 'alpha'?`, or an empty text where nothing is close (see `closest`)."""
+    found = closest(word, candidates)
+    return f"; did you mean {found!r}?" if found is not None else ""
 
 
 def show(value: Any) -> str:
@@ -77,6 +85,8 @@ def problems_of(
             continue
         if item["type"] == "finite_number":
             must = must.replace("a number", "a finite number")
+        elif must == "text" and isinstance(value, bool):
+            must = "text; to YAML, yes, no, on and off are true and false: put the word in quotes"
         elif must == "text" and isinstance(value, int | float | date):
             must = f"text; put it in quotes (on the command line: '\"{value}\"')"
         elif isinstance(value, str):

@@ -401,3 +401,31 @@ def test_client_batching_is_off_however_yaml_reads_it(value: str):
     assert problems(BASE, ["resources.client_batching=on"]) == [
         "resources.client_batching = true: must be auto or 'off'"
     ]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("aggregation.name=fedprox", "fedprox is a local algorithm; write local.name=fedprox (known here: fedalign"),
+        ("local.name=fedoui", "fedoui is an aggregation rule; write aggregation.name=fedoui"),
+        ("local.name=fedeas", "fedeas is an allocation policy; write allocation.name=fedeas"),
+        ("partition.name=rare", "rare is a modifier of the partition; write partition.rare={...}"),
+        ("server.name=cnn", "cnn is a network; write model.name=cnn"),
+        ("data.name=oracle", "oracle is a generator; write generator.name=oracle"),
+    ],
+)
+def test_a_plugin_of_another_kind_is_told_where_it_belongs(override, said):
+    [problem] = problems(BASE, [override])
+    assert problem.startswith(override.replace("=", " = ") + ": " + said)
+    [problem] = problems(BASE, [override], ())
+    assert said in problem, "also where only the names are checked"
+
+
+def clashing(counts_KC, *, total: int = 0, name: str = "x"):
+    """A policy of the user's own with a key that the section has."""
+
+
+def test_a_plugin_whose_key_is_one_of_its_section_is_refused():
+    [problem] = problems(BASE, [f"allocation.name={__name__}:clashing"])
+    assert "its key 'name' is one that `allocation` has for every plug-in" in problem
+    assert "give the parameter another name" in problem

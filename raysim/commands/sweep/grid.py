@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raysim.config.load import apply_overrides, load_config
+from raysim.config.load import apply_overrides, check_command, load_config
 from raysim.config.schema import PLUGIN_SECTIONS, SECTIONS, Config
 from raysim.config.yaml_io import parse_overrides, plain_copy, read_yaml
 from raysim.core.errors import ConfigError
@@ -57,6 +57,8 @@ def read_sweep(path: str | Path, overrides: Iterable[str] = ()) -> Grid:
     """
     plain, texts = read_yaml(path), list(overrides)
     texts = _apply_own(plain, texts)
+    if "base" not in plain and "grid" not in plain:
+        check_command(plain, "raysim sweep", path)
     problems = _problems(plain)
     if problems:
         raise ConfigError(problems, str(path))
@@ -91,8 +93,6 @@ def _problems(plain: Mapping[str, Any]) -> list[str]:
         if key not in _KEYS
     ]
     base, grid, target = plain.get("base"), plain.get("grid"), plain.get("target_accuracy")
-    if base is None and grid is None and "rounds" in plain:
-        return ["this is the configuration of one run; use `raysim run`, or name it as `base` in a sweep file"]
     if not isinstance(base, str | dict):
         problems.append(f"base = {show(base)}: must be the path of a configuration, or a configuration itself")
     if not isinstance(grid, dict) or not grid:
