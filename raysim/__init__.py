@@ -1,7 +1,12 @@
 """raysim: exact, fast federated-learning simulation on label-skewed data."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from raysim.config.load import load_config
+    from raysim.lifecycle.runner import run
+    from raysim.lifecycle.summary import Result
 
 __version__ = "0.1.0"
 __all__ = ["Result", "__version__", "load_config", "run"]
@@ -9,7 +14,7 @@ __all__ = ["Result", "__version__", "load_config", "run"]
 _HOMES = {"run": "raysim.lifecycle.runner", "Result": "raysim.lifecycle.summary", "load_config": "raysim.config.load"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import the public names when they are first used, so that `import raysim` stays light."""
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)

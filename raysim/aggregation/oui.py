@@ -147,7 +147,7 @@ class _LastActivation(TorchDispatchMode):
     """Notes the input of each activation; the last one that a matrix product or convolution follows is the answer."""
 
     def __init__(self, batch: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # of torch
         self.batch = batch
         self.running: list[str] = []
         self.seen: dict[str, _Signs] = {}

@@ -44,4 +44,5 @@ class Probe:
         source = dataset.train_images if shared else data.images
         n = len(source) if shared else data.n_real or len(source)
         keys = () if shared else (client,)
-        return source[rng.stream(self.seed, rng.PROBE, *keys).choice(n, size, replace=n < size)]
+        chosen: ByteArray = source[rng.stream(self.seed, rng.PROBE, *keys).choice(n, size, replace=n < size)]
+        return chosen

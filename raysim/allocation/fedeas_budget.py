@@ -22,7 +22,7 @@ _SAMPLE = 1 << 13
 def strength_K(counts_KC: IntArray, entropy: bool = True, size: Size = "sqrt") -> FloatArray:
     """What beta multiplies: sqrt(nbar_k) (1 - H_k), with nbar_k = N_k / C; the ablations change one factor each."""
     nbar_K = counts_KC.sum(axis=1) / counts_KC.shape[1]
-    size_K = {"sqrt": np.sqrt(nbar_K), "linear": nbar_K, "none": np.ones(len(nbar_K))}[size]
+    size_K: FloatArray = {"sqrt": np.sqrt(nbar_K), "linear": nbar_K, "none": np.ones(len(nbar_K))}[size]
     return size_K * (1.0 - normalised_entropy_K(counts_KC)) if entropy else size_K
 
 
@@ -33,7 +33,7 @@ def threshold_K(strength: FloatArray, beta: float) -> IntArray:
 
 def fill(counts_KC: IntArray, b_K: IntArray) -> IntArray:
     """g_kc = max(0, b_k - n_kc): fill every class of client k up to its threshold."""
-    quota_KC = b_K[:, None] - counts_KC
+    quota_KC: IntArray = b_K[:, None] - counts_KC
     return np.maximum(quota_KC, 0, out=quota_KC)
 
 

@@ -37,7 +37,8 @@ def normalised_entropy_K(counts_KC: IntArray) -> FloatArray:
 def contributions_K(counts_KC: IntArray) -> FloatArray:
     """Each client's part of the imbalance: (M_k / sum_j M_j) (1 - H_k), M_k its samples; they sum to `imbalance`."""
     M_K = counts_KC.sum(axis=1)
-    return M_K / max(int(M_K.sum()), 1) * (1.0 - normalised_entropy_K(counts_KC))
+    part_K: FloatArray = M_K / max(int(M_K.sum()), 1) * (1.0 - normalised_entropy_K(counts_KC))
+    return part_K
 
 
 def imbalance(counts_KC: IntArray) -> float:
@@ -74,4 +75,5 @@ def top_share(contribution_K: FloatArray, fraction: float = 0.2) -> float:
 
 def missing_cells(counts_KC: IntArray) -> BoolArray:
     """Where a client has no sample of a class, K x C."""
-    return counts_KC == 0
+    missing_KC: BoolArray = counts_KC == 0
+    return missing_KC

@@ -176,8 +176,8 @@ def load(section: dict[str, Any], notes: list[str] | None = None) -> Dataset:
         raise ConfigError(problems)
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
         raise UserError(f"data.public_frac = {fraction!r}: give a number from 0 to below 1")
-    dataset: Dataset = hold_out(
-        read_dataset(resolve("data", name), params, Reader(notes=[] if notes is None else notes)), fraction
+    dataset = hold_out(
+        read_dataset(name, resolve("data", name), params, Reader(notes=[] if notes is None else notes)), fraction
     )
     if dataset.public_images is None or dataset.public_labels_N is None:
         return dataset

@@ -1,15 +1,19 @@
 """Plug-ins of the user's own at work: what they raise and what they answer, checked where they meet raysim."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from traceback import walk_tb
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from raysim.config.protocols import AllocationPolicy, ImageGenerator, Partitioner
 from raysim.core.errors import RunError, UserError
-from raysim.core.records import ByteArray, Dataset, IntArray, Partition
+from raysim.core.records import ByteArray, Dataset, IntArray, Keys, Partition
+
+if TYPE_CHECKING:
+    from numpy.random import Generator, RandomState
 
 MOST_IMAGES = 1e15
 
@@ -57,7 +61,7 @@ def _package(name: str) -> str | None:
 
 
 def ask_policy(
-    name: str, policy: Callable[..., Any], counts_KC: IntArray, params: Mapping[str, Any], key: str = "allocation.name"
+    name: str, policy: AllocationPolicy, counts_KC: IntArray, params: Keys, key: str = "allocation.name"
 ) -> IntArray:
     """The quota of a policy, which sees the counts read-only; UserError unless it is whole numbers >= 0, K x C.
 
@@ -86,23 +90,43 @@ def ask_policy(
     )
 
 
-def checked_images(images: Any, shape: tuple[int, ...], name: str) -> ByteArray:
-    """What a generator returned; RunError unless it is uint8 of `shape`, B x channels x height x width."""
+def ask_generator(
+    name: str,
+    generator: ImageGenerator,
+    labels_B: IntArray,
+    seeds_B: IntArray,
+    dataset: Dataset,
+    error: type[UserError | RunError] = RunError,
+) -> ByteArray:
+    """The images of a generator; `error` for what it raises, and unless they are uint8 in the shape of the data set."""
+    with blaming({"generator.name": name}, error):
+        images = generator.sample(labels_B, seeds_B)
+    return checked_images(images, (len(labels_B), dataset.channels, *dataset.image_size), name, error)
+
+
+def checked_images(
+    images: object, shape: tuple[int, ...], name: str, error: type[UserError | RunError] = RunError
+) -> ByteArray:
+    """What a generator returned; `error` unless it is uint8 of `shape`, B x channels x height x width.
+
+    Floats would wrap round when they are stored as bytes, and images of another shape would be repeated.
+    """
     if isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.shape == shape:
         return images
-    is_array = isinstance(images, np.ndarray)
-    found = f"{images.dtype} of shape {images.shape}" if is_array else f"a {type(images).__name__}"
-    raise RunError(
+    found = f"a {type(images).__name__}"
+    if isinstance(images, np.ndarray):
+        found = f"{images.dtype} of shape {images.shape}"
+    raise error(
         f"generator.name = {name}: sample returned {found}; it must return uint8, images x channels x height x width, "
-        f"here of shape {shape}"
+        f"here of shape {shape}; scale pixels to 0..255, clamp them and cast them to uint8"
     )
 
 
-def checked_dataset(dataset: Any, name: str) -> Dataset:
+def checked_dataset(dataset: object, name: str) -> Dataset:
     """What a data set of the user's own returned, its labels as int64; UserError that says what is wrong with it."""
     where = f"data.name = {name}: it returned"
     if not isinstance(dataset, Dataset):
-        raise UserError(f"{where} a {type(dataset).__name__}; a data set must return a raysim.core.records.Dataset")
+        raise UserError(f"{where} a {type(dataset).__name__}; a data set must return a raysim.plugins_api.Dataset")
     train, test = _labels(dataset.train_labels_N), _labels(dataset.test_labels_N)
     for part, images, labels_N in (("train", dataset.train_images, train), ("test", dataset.test_images, test)):
         if not (isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4):
@@ -125,13 +149,28 @@ def checked_dataset(dataset: Any, name: str) -> Dataset:
     return replace(dataset, train_labels_N=train, test_labels_N=test)
 
 
-def _labels(labels: Any) -> IntArray | None:
+def _labels(labels: object) -> IntArray | None:
     """As int64, or None if they are no flat array of whole numbers."""
-    is_flat = isinstance(labels, np.ndarray) and labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
-    return labels.astype(np.int64, copy=False) if is_flat else None
+    if isinstance(labels, np.ndarray) and labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
+        return labels.astype(np.int64, copy=False)
+    return None
 
 
-def checked_partition(partition: Any, samples: int, classes: int, name: str, shared: bool) -> Partition:
+def ask_partition(
+    name: str, partitioner: Partitioner, dataset: Dataset, rng: "Generator | RandomState", params: Keys
+) -> Partition:
+    """Who owns which training sample, checked where the partition is the user's own; UserError for what is wrong.
+
+    Samples may have several owners where the function has an attribute `replacement` that is True.
+    """
+    with blaming({"partition.name": name}):
+        partition = partitioner(dataset.train_labels_N, dataset.classes, rng, **params)
+    shared = getattr(partitioner, "replacement", False) is True  # of a function, which has no class to give a default
+    samples = len(dataset.train_labels_N)
+    return checked_partition(partition, samples, dataset.classes, name, shared) if _package(name) else partition
+
+
+def checked_partition(partition: object, samples: int, classes: int, name: str, shared: bool) -> Partition:
     """What a partition of the user's own returned; UserError that says what is wrong with it.
 
     samples: rows of the training split.  shared: whether clients may own the same sample.
@@ -139,29 +178,46 @@ def checked_partition(partition: Any, samples: int, classes: int, name: str, sha
     where = f"partition.name = {name}: it returned"
     if not isinstance(partition, Partition):
         raise UserError(
-            f"{where} a {type(partition).__name__}; a partition must return a raysim.core.records.Partition, such as "
-            "raysim.data.assigning.from_owners makes"
+            f"{where} a {type(partition).__name__}; a partition must return a raysim.plugins_api.Partition, such as "
+            "raysim.plugins_api.from_owners makes"
         )
+    problem = partition_problem(partition, samples, classes, shared)
+    if problem:
+        more = "" if shared else " (unless the function has an attribute `replacement` that is True)"
+        raise UserError(f"{where} a partition that does not fit: {problem}{more if 'twice' in problem else ''}")
+    whole = {name: getattr(partition, name).astype(np.int64, copy=False) for name in _WHOLE}
+    return replace(partition, **whole)
+
+
+_WHOLE = ("indices", "offsets_K1", "labels")
+
+
+def partition_problem(partition: Partition, samples: int, classes: int, shared: bool) -> str:
+    """What is wrong with a partition of a training split of `samples` rows and `classes` classes; empty if nothing.
+
+    shared: whether several clients may own the same sample, or one client own it twice.
+    """
     indices, offsets, labels = map(_labels, (partition.indices, partition.offsets_K1, partition.labels))
     if indices is None or offsets is None or labels is None:
-        raise UserError(f"{where} indices, offsets_K1 or labels that are no flat arrays of whole numbers")
+        return "its indices, offsets_K1 or labels are no flat arrays of whole numbers"
     K = len(offsets) - 1
-    if K < 1 or offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():
-        raise UserError(f"{where} offsets_K1 that do not ascend from 0 to the number of indices, {len(indices)}")
-    if len(labels) != len(indices) or not {len(x) for x in _per_client(partition)} == {K}:
-        raise UserError(f"{where} labels, or values per client, that are not as many as the indices, or the clients")
-    if len(indices) and not 0 <= indices.min() <= indices.max() < samples:
-        raise UserError(f"{where} rows {indices.min()} to {indices.max()}; the training split has 0 to {samples - 1}")
-    if partition.classes != classes or (len(labels) and not 0 <= labels.min() <= labels.max() < classes):
-        raise UserError(f"{where} labels or a number of classes that the data set, with {classes} classes, has not")
-    if not shared and len(np.unique(indices)) < len(indices):
-        rows, times = np.unique(indices, return_counts=True)
-        raise UserError(
-            f"{where} row {rows[times > 1][0]} more than once; a sample belongs to one client, unless the function "
-            "has an attribute `replacement` that is True"
+    end = len(indices) if partition.drawn is None else offsets[-1]
+    if K < 1 or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
+        return f"its offsets_K1 do not ascend from 0 to the number of indices, {len(indices)}"
+    per_client = (partition.rare_K, partition.noisy_K, partition.input_noise_K)
+    if len(labels) != len(indices) or {len(column) for column in per_client} != {K}:
+        return "its labels, or its values per client, are not as many as the indices, or the clients"
+    if partition.classes != classes:
+        return f"it is made for {partition.classes} classes, but the data set has {classes}"
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        return f"its labels are {labels.min()} to {labels.max()}, but the data set has the classes 0 to {classes - 1}"
+    beyond = indices[(indices < 0) | (indices >= samples)]
+    if len(beyond):
+        return (
+            f"row {beyond[0]} does not exist; the training split has the rows 0 to {samples - 1}, counted after "
+            "data.train_samples"
         )
-    return replace(partition, indices=indices, offsets_K1=offsets, labels=labels)
-
-
-def _per_client(partition: Partition) -> tuple[Any, ...]:
-    return partition.rare_K, partition.noisy_K, partition.input_noise_K
+    rows, times = np.unique(indices, return_counts=True)
+    if not shared and len(rows) < len(indices):
+        return f"row {rows[times > 1][0]} comes twice; a sample belongs to one client at most"
+    return ""

@@ -2,8 +2,11 @@
 
 import inspect
 
+from pydantic_core import to_jsonable_python
+
 from raysim.config.registry import KINDS, parameters, resolve
 from raysim.core.errors import UserError
+from raysim.core.records import Plain
 from raysim.core.validation import accepted, nearest, show
 
 
@@ -26,9 +29,14 @@ def describe(kind: str, name: str) -> list[str]:
     schema = model.model_json_schema()
     for key, field in model.model_fields.items():
         entry = schema["properties"][key]
-        default = "required" if field.is_required() else f"default {show(field.default)}"
+        default = "required" if field.is_required() else f"default {show(_plain(field.default))}"
         about = entry.get("description") or next(
             (branch["description"] for branch in entry.get("anyOf", []) if "description" in branch), ""
         )
         lines.append(f"  {prefix}.{key}: {accepted(entry, schema)} ({default})" + (f". {about}" if about else ""))
     return lines if model.model_fields else [*lines, "  it takes no keys"]
+
+
+def _plain(default: object) -> Plain:
+    """A default as YAML would hold it; of what YAML has no form for, its text in Python."""
+    return to_jsonable_python(default, fallback=repr)

@@ -44,8 +44,8 @@ __all__ = [
 class DataSource(Protocol):
     """A data set: a function of its keys alone.
 
-    One with a positional parameter `reader` is given a `raysim.data.reader.Reader`: the cache of decoded images, and a
-    list of notes for the user.
+    One with an optional positional parameter `reader` is given a `raysim.plugins_api.Reader`: a cache of decoded
+    images, and a list of notes for the user.
     """
 
     def __call__(self, *args: Any, **keys: Any) -> "Dataset":

@@ -172,10 +172,38 @@ def _lack(kind: str, plugin: Callable[..., object]) -> str:
     protocol = PROTOCOLS[kind]
     if kind == "aggregation" and inspect.isfunction(plugin):
         return _unlike(plugin, ["table"])
-    if kind in _CLASSES:
-        missing = [member for member in _needed(protocol) if not _has(plugin, member)]
-        return f"it has no {', '.join(missing)}" if missing else ""
-    return _unlike(plugin, _positional(protocol))
+    if kind not in _CLASSES:
+        return _unlike(plugin, _positional(protocol))
+    missing = [member for member in _needed(protocol) if not _has(plugin, member)]
+    if missing:
+        base = "raysim.plugins_api.sgd" if kind == "local" else f"raysim.plugins_api.{protocol.__name__}"
+        return f"it has no {', '.join(missing)}; derive from {base}, or see there what a plug-in of this kind is"
+    return _unheard(plugin) if isinstance(plugin, type) else "it is no class"
+
+
+def _unheard(plugin: type) -> str:
+    """What a class declares as its keys in vain, and why; empty if nothing."""
+    fields = getattr(plugin, "__dataclass_fields__", {})
+    for cls in plugin.__mro__:
+        own, hints = vars(cls), inspect.get_annotations(cls)
+        shadows = [name for name, value in own.items() if name in fields and not hasattr(value, "__get__")]
+        bare = [name for name in shadows if name not in hints]
+        if bare:
+            return f"{bare[0]} of class {cls.__name__!r} has no annotation, so it changes no key; give it one"
+        if "__init__" in own and "__dataclass_params__" not in own:
+            return ""  # it takes its keys there
+        keys = [name for name, hint in hints.items() if not name.startswith("_") and not _is_of_class(hint)]
+        if keys and "__dataclass_params__" not in own:
+            return (
+                f"class {cls.__name__!r} is no dataclass, so what it annotates ({', '.join(keys)}) are no keys; write "
+                "@dataclass above it, and annotate what is no key with ClassVar"
+            )
+    return ""
+
+
+def _is_of_class(hint: object) -> bool:
+    text = hint if isinstance(hint, str) else str(hint)
+    return text.removeprefix("typing.").startswith("ClassVar")
 
 
 def _positional(protocol: type) -> list[str]:
@@ -228,7 +256,9 @@ def _model_of_signature(plugin: Callable[..., object]) -> type[BaseModel]:
             if p.kind is inspect.Parameter.KEYWORD_ONLY:
                 fields[p.name] = (hints.get(p.name, Any), ... if p.default is inspect.Parameter.empty else p.default)
     config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
-    return create_model(plugin.__name__, __config__=config, **fields)
+    model: type[BaseModel] = create_model(plugin.__name__, __config__=config, **fields)
+    model.model_json_schema()  # what has no schema could not be described to the user, either
+    return model
 
 
 def check_parameters(

@@ -5,8 +5,9 @@ Images are written `B x channels x height x width`, uint8 in 0..255. Units stand
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,12 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 Float32Array = NDArray[np.float32]
 ByteArray = NDArray[np.uint8]
+Plain: TypeAlias = Any
+"""YAML or JSON data: null, text, numbers, truth values, and lists and dictionaries of such."""
+Keys: TypeAlias = Mapping[str, Any]
+"""The keys of a section of a configuration, YAML data, or of a plug-in, checked against its own annotations."""
+Ref: TypeAlias = Any
+"""A reference into Ray's object store, which only the engine may know more of."""
 MetricRows = list[dict[str, float]]  # one dictionary a round
 ClientRows = list[dict[str, float]]  # one dictionary per participant and round
 
@@ -144,8 +151,8 @@ class ClientTask:
     n_real: int
     n_synthetic: int = 0
     quota_C: IntArray | None = None
-    synthetic: Any = None
-    state: Any = None
+    synthetic: Ref = None
+    state: Ref = None
 
 
 @dataclass(frozen=True)
@@ -213,7 +220,7 @@ class Synthetic:
     """
 
     quota_KC: IntArray
-    refs: dict[int, Any]
+    refs: dict[int, Ref]
     sha256: str
     made: int = 0
     seconds: float = 0.0

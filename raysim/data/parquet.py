@@ -247,7 +247,8 @@ def check_labels(labels: Any, where: str) -> IntArray:
     wrong = np.flatnonzero((labels < 0) | (labels > 1_000_000))
     if len(wrong):
         raise UserError(f"{where}: row {wrong[0]} has label {labels[wrong[0]]}; labels must be 0, 1, ..., C-1")
-    return labels.astype(np.int64)
+    whole: IntArray = labels.astype(np.int64)
+    return whole
 
 
 def _cells(file: Path, column: str) -> list[bytes | Path | None]:

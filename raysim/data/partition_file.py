@@ -3,11 +3,13 @@
 import json
 import os
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from raysim.config.plugin_guard import partition_problem
 from raysim.core.errors import UserError
 from raysim.core.records import IntArray, Partition
 from raysim.data.assigning import from_indices
@@ -72,10 +74,7 @@ def read_partition(path: str, labels_N: IntArray, classes: int) -> Partition:
         saved_classes, replacement = int(content["classes"]), bool(content["replacement"])
     except (TypeError, ValueError) as error:
         raise UserError(f"{where}: not arrays of numbers ({error}); save the partition again") from error
-    partition = Partition(classes=saved_classes, **arrays)
-    _check_saved(partition, classes, where)
-    _check_rows(partition.indices, len(labels_N), replacement, where)
-    return partition
+    return _checked(Partition(classes=saved_classes, **arrays), len(labels_N), classes, replacement, where)
 
 
 def _load(source: Path, where: str) -> Any:
@@ -107,38 +106,14 @@ def _from_lists(lists: list[Any], labels_N: IntArray, classes: int, where: str) 
     if not lists:
         raise UserError(f"{where}: there is no client in it; give one list of training rows per client")
     indices = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in lists])
-    _check_rows(indices, len(labels_N), False, where)
-    return from_indices(indices, np.array([len(rows) for rows in lists]), labels_N, classes)
+    sizes_K = np.array([len(rows) for rows in lists])
+    inside = np.clip(indices, 0, len(labels_N) - 1)  # so that what is outside is reported in one place, below
+    partition = replace(from_indices(inside, sizes_K, labels_N, classes), indices=indices)
+    return _checked(partition, len(labels_N), classes, False, where)
 
 
-def _check_saved(partition: Partition, classes: int, where: str) -> None:
-    offsets, samples, clients = partition.offsets_K1, len(partition.indices), partition.clients
-    per_client = (partition.rare_K, partition.noisy_K, partition.input_noise_K)
-    consistent = (
-        clients >= 1
-        and offsets[0] == 0
-        and offsets[-1] == samples == len(partition.labels)
-        and bool((np.diff(offsets) >= 0).all())
-        and all(len(column) == clients for column in per_client)
-    )
-    if not consistent:
-        raise UserError(f"{where}: offsets, rows and labels do not fit together; save the partition again")
-    in_range = not samples or 0 <= partition.labels.min() <= partition.labels.max() < classes
-    if partition.classes != classes or not in_range:
-        raise UserError(
-            f"{where}: made for {partition.classes} classes, but the data set has {classes}; "
-            "use the data set it was made for"
-        )
-
-
-def _check_rows(indices: IntArray, samples: int, replacement: bool, where: str) -> None:
-    if len(indices) and not 0 <= indices.min() <= indices.max() < samples:
-        wrong = indices[(indices < 0) | (indices >= samples)][0]
-        raise UserError(
-            f"{where}: row {wrong} does not exist; the training split has rows 0..{samples - 1} (counted after "
-            "data.train_samples); use the data set it was made for"
-        )
-    if not replacement:
-        rows, times = np.unique(indices, return_counts=True)
-        if (times > 1).any():
-            raise UserError(f"{where}: row {rows[times > 1][0]} stands twice; a sample belongs to one client at most")
+def _checked(partition: Partition, samples: int, classes: int, shared: bool, where: str) -> Partition:
+    problem = partition_problem(partition, samples, classes, shared)
+    if problem:
+        raise UserError(f"{where}: {problem}; save it again, or use the data set it was made for")
+    return partition

@@ -1,11 +1,12 @@
 """What a data set may use while it is read: the cache of decoded images, and a list of what there is to say."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from raysim.core.records import ByteArray, Dataset
+from raysim.config.plugin_guard import blaming, checked_dataset
+from raysim.config.protocols import DataSource
+from raysim.core.records import ByteArray, Dataset, Keys
 from raysim.data.decoded_cache import DecodedCache, content_key, open_cache
 
 
@@ -35,8 +36,14 @@ def open_reader(cache: str | None, notes: list[str]) -> Reader:
     return Reader(None if cache is None else open_cache(cache, notes), notes)
 
 
-def read_dataset(plugin: Callable[..., Dataset], params: Mapping[str, Any], reader: Reader) -> Dataset:
-    """What a data set returns for its keys; one with a positional parameter `reader` is given it."""
-    asked = inspect.signature(plugin).parameters.get("reader")
+def read_dataset(name: str, source: DataSource, params: Keys, reader: Reader) -> Dataset:
+    """What a data set returns for its keys; one with a positional parameter `reader` is given it.
+
+    Raises UserError for what a data set of the user's own (`name`, in messages) raises, or returns, if it is no Dataset
+    that can be used.
+    """
+    asked = inspect.signature(source).parameters.get("reader")
     takes = asked is not None and asked.kind in (asked.POSITIONAL_ONLY, asked.POSITIONAL_OR_KEYWORD)
-    return plugin(reader, **params) if takes else plugin(**params)
+    with blaming({"data.name": name}):
+        dataset = source(reader, **params) if takes else source(**params)
+    return checked_dataset(dataset, name) if ":" in name else dataset

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 from torch import Tensor
 
@@ -13,10 +12,12 @@ from raysim.config.plugin_guard import blamed
 from raysim.core import rng
 from raysim.core.records import ClientReport, ClientTask, Dataset, ModelState, Partition
 from raysim.engine.messages import Failure, WorkerSetup
+from raysim.engine.object_store import get
 from raysim.engine.reduce import Diverged, checked_norm
 from raysim.local import batchnorm
-from raysim.local.batched.on_cpu import BatchedClient, CpuBatchTrainer
+from raysim.local.batched.on_cpu import CpuBatchTrainer
 from raysim.local.batched.on_gpu import VmapTrainer
+from raysim.local.batched.schedule import BatchedClient
 from raysim.local.compression import RESIDUAL, send
 from raysim.local.contract import ClientData, Job, LocalResult
 from raysim.local.loop import client_data, train_client
@@ -129,13 +130,13 @@ class ClientRunner:
         """A client's samples and what it remembers, and the model where the client starts."""
         k = task.client
         rows_N, labels_N = self.partition.client(k)
-        synthetic = None if task.synthetic is None else ray.get(task.synthetic)
+        synthetic = None if task.synthetic is None else get(task.synthetic)
         noise_std = float(self.partition.input_noise_K[k])
         seed = self.setup.seed if self.setup.partition_seed is None else self.setup.partition_seed
         noise_rng = rng.stream(seed, rng.MODIFIER, k) if noise_std else None
         data = client_data(self.dataset.train_images, rows_N, labels_N, synthetic, task.quota_C, noise_std, noise_rng)
         self.model.restore(self.start)
-        kept = {} if task.state is None else tensors(ray.get(task.state), self.device)
+        kept = {} if task.state is None else tensors(get(task.state), self.device)
         batchnorm.restore_from(self.model, kept)
         return data, kept
 

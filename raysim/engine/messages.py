@@ -1,25 +1,35 @@
 """What the driver and its workers say to each other, besides the records of `raysim.core.records`."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from raysim.config.schema import Update
-from raysim.core.records import FloatArray, IntArray
+from raysim.core.records import FloatArray, IntArray, Keys
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from raysim.config.protocols import LocalAlgorithm
+
+Built = TypeVar("Built")
 
 
 @dataclass(frozen=True)
-class Plugin:
-    """A plug-in by kind and name with its checked parameters; found again in the process that uses it."""
+class Plugin(Generic[Built]):
+    """A plug-in by kind and name with its checked parameters; found again in the process that uses it.
+
+    Built: what it gives, such as an AggregationRule or a module of torch.
+    """
 
     kind: str
     name: str
-    params: dict[str, Any]
+    params: Keys
 
-    def build(self, *positional: Any) -> Any:
+    def build(self, *positional: object) -> Built:
         """Call it with what the engine supplies and the user's parameters."""
         from raysim.config.registry import resolve
 
-        return resolve(self.kind, self.name)(*positional, **self.params)
+        return cast(Built, resolve(self.kind, self.name)(*positional, **self.params))
 
 
 @dataclass(frozen=True)
@@ -35,11 +45,11 @@ class WorkerSetup:
     """
 
     seed: int
-    model: Plugin
-    local: Plugin
+    model: "Plugin[nn.Module]"
+    local: "Plugin[LocalAlgorithm]"
     augment: tuple[str, ...] = ()
     bf16: bool = False
-    measure: dict[str, dict[str, Any]] = field(default_factory=dict)
+    measure: dict[str, Keys] = field(default_factory=dict)
     update_bytes_limit: int = 1_000_000_000
     update: Update = field(default_factory=Update)
     buffers: str = "average"

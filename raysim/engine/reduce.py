@@ -98,7 +98,8 @@ class UpdateSums:
 
 def total(parts: list[FloatArray], bits: int) -> FloatArray:
     """The sum of partial sums in grid units, as ordinary numbers; the order of the parts does not matter."""
-    return np.sum(parts, axis=0) * 2.0**-bits
+    whole: FloatArray = np.sum(parts, axis=0) * 2.0**-bits
+    return whole
 
 
 def scale(w_K: FloatArray) -> float:

@@ -16,8 +16,9 @@ from raysim.core.records import ClientReport, ClientTask, FloatArray, IntArray
 from raysim.engine import slices
 from raysim.engine.collect import Part, collect, joined
 from raysim.engine.messages import Failure, PartialSum, SumWeights
-from raysim.engine.pool import Item, Pool
+from raysim.engine.pool import Pool
 from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, scale, total
+from raysim.engine.schedule import Item
 from raysim.engine.traffic import Traffic
 
 SUMMED = -1
@@ -167,7 +168,8 @@ class Round:
 
     def gram(self) -> FloatArray:
         """Inner products of the updates with each other, K x K: slice by slice, summed in the order of the slices."""
-        return np.sum(self._by_slice(slices.gram_matrix), axis=0)
+        gram_KK: FloatArray = np.sum(self._by_slice(slices.gram_matrix), axis=0)
+        return gram_KK
 
     def by_coordinate(self, fn: Callable[[FloatArray], FloatArray]) -> FloatArray:
         """`fn` maps any slice of coordinates, K x p in float64, to p numbers; the slices' answers, joined: P."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from raysim.config.plugin_guard import blaming, checked_images
+from raysim.config.plugin_guard import ask_generator, blaming
 from raysim.core.errors import RunError
 from raysim.core.records import (
     ByteArray,
@@ -26,6 +26,7 @@ from raysim.engine.versions import check_versions
 if TYPE_CHECKING:
     import torch
 
+    from raysim.config.protocols import ImageGenerator
     from raysim.config.schema import FineTuning
     from raysim.engine.reduce import UpdateSums
     from raysim.evaluation.accuracy import ChunkResult
@@ -49,7 +50,7 @@ class Worker:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
         self.device = device
-        self.generator: Any = None
+        self.generator: tuple[Plugin[ImageGenerator], ImageGenerator] | None = None
 
     def where(self) -> tuple[str, str]:
         """The address of this worker's node, and Ray's name of the node."""
@@ -189,19 +190,18 @@ class Worker:
             answers.append(fine_tuned_accuracy(local.model, self.dataset, local.scale, counts_C, options))
         return answers
 
-    def generate(self, plugin: Plugin, labels_B: IntArray, seeds_B: IntArray) -> ByteArray:
+    def generate(self, plugin: "Plugin[ImageGenerator]", labels_B: IntArray, seeds_B: IntArray) -> ByteArray:
         """Make one image per label and seed; the generator is built at its first use and stays until `release`."""
         with blaming({"generator.name": plugin.name}, RunError):
-            images = self._generator(plugin).sample(labels_B, seeds_B)
-        return checked_images(images, (len(labels_B), self.dataset.channels, *self.dataset.image_size), plugin.name)
+            generator = self._generator(plugin)
+        return ask_generator(plugin.name, generator, labels_B, seeds_B, self.dataset)
 
-    def fingerprint(self, plugin: Plugin) -> str:
+    def fingerprint(self, plugin: "Plugin[ImageGenerator]") -> str:
         """What identifies the generator's images; checks, too, that it fits the data set."""
         with blaming({"generator.name": plugin.name}, RunError):
-            fingerprint: str = self._generator(plugin).fingerprint()
-        return fingerprint
+            return self._generator(plugin).fingerprint()
 
-    def _generator(self, plugin: Plugin) -> Any:
+    def _generator(self, plugin: "Plugin[ImageGenerator]") -> "ImageGenerator":
         if self.generator is None or self.generator[0] != plugin:
             self.generator = (plugin, plugin.build(self.dataset, self.device))
         return self.generator[1]

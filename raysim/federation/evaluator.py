@@ -9,7 +9,8 @@ import numpy as np
 from raysim.config.schema import Config
 from raysim.core.records import ClientTask, Dataset, IntArray, Partition
 from raysim.core.rng import FINE_TUNED, stream
-from raysim.engine.pool import Item, Pool
+from raysim.engine.pool import Pool
+from raysim.engine.schedule import Item
 from raysim.evaluation import per_client
 from raysim.evaluation.accuracy import by_class, chunks, summarise
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from raysim.config.protocols import ImageGenerator
 from raysim.config.registry import resolve
-from raysim.core import rng
-from raysim.core.errors import UserError
 from raysim.core.records import ByteArray, Dataset, IntArray, Synthetic, sha256
 from raysim.engine.messages import Plugin
 from raysim.engine.object_store import get, put
-from raysim.engine.pool import Item, Pool
+from raysim.engine.pool import Pool
+from raysim.engine.schedule import Item
 from raysim.generation.image_cache import ImageCache
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def image_keys(quota_KC: IntArray) -> IntArray:
 
 def synthesise(
     pool: Pool,
-    generator: Plugin,
+    generator: Plugin[ImageGenerator],
     dataset: Dataset,
     quota_KC: IntArray,
     seed: int,
@@ -42,8 +42,7 @@ def synthesise(
     """Make the images of a quota, or take them from the cache, and put them into the object store.
 
     Image i of class c of client k depends on the generator, the seed and (k, c, i) alone, so neither the number of
-    workers nor what was cached changes a pixel.  A generator may have two static methods: `image_seed(seed, client,
-    class, index)`, where its seeds must say more than that they differ, and `notes(dataset, quota_KC, *, its keys)`.
+    workers nor what was cached changes a pixel.
     """
     began = time.monotonic()
     if not quota_KC.any():
@@ -59,17 +58,17 @@ def synthesise(
     sizes_K = quota_KC.sum(axis=1)
     ends = np.cumsum(sizes_K)
     refs = {k: put(images[ends[k] - n : ends[k]]) for k, n in enumerate(sizes_K.tolist()) if n}
+    notes = resolve("generator", generator.name).notes(dataset, quota_KC, **generator.params)
     return Synthetic(
         quota_KC, refs, sha256(quota_KC, images), len(missing), time.monotonic() - began,
-        _notes_of(generator, dataset, quota_KC) + keeper.notes(), _examples(keys_M3, images),
+        [*notes, *keeper.notes()], _examples(keys_M3, images),
     )
 
 
-def _fingerprint(pool: Pool, generator: Plugin, dataset: Dataset) -> str:
+def _fingerprint(pool: Pool, generator: Plugin[ImageGenerator], dataset: Dataset) -> str:
     """What identifies the generator's images: on CPU worked out here, so that a full cache waits for no worker."""
     if pool.placement.device == "cpu":
-        fingerprint: str = generator.build(dataset, "cpu").fingerprint()
-        return fingerprint
+        return generator.build(dataset, "cpu").fingerprint()
     asked: str = pool.call_any(lambda actor, _: actor.fingerprint.remote(generator), "the check of the generator")
     return asked
 
@@ -94,7 +93,7 @@ class _Keeper:
         try:
             return cls(keys_M3, images, ImageCache.open(root, fingerprint, seed, images.shape[1:]))
         except (OSError, RuntimeError) as error:  # RuntimeError: a `~` without a home
-            cause = getattr(error, "strerror", None) or error
+            cause = (error.strerror if isinstance(error, OSError) else None) or error
             return cls(keys_M3, images, None, f"output.cache = {root} cannot be used ({cause}); no image kept")
 
     def missing(self) -> IntArray:
@@ -138,11 +137,11 @@ class _Keeper:
 
 
 def _generate(
-    pool: Pool, generator: Plugin, keeper: _Keeper, missing: IntArray, seed: int, display: "Display"
+    pool: Pool, generator: Plugin[ImageGenerator], keeper: _Keeper, missing: IntArray, seed: int, display: "Display"
 ) -> None:
     batch = int(generator.params.get("batch_size", _DEFAULT_BATCH))
     keys_M3 = keeper.keys_M3
-    image_seed = getattr(resolve(generator.kind, generator.name), "image_seed", _image_seed)
+    image_seed = resolve("generator", generator.name).image_seed
     items = [
         Item(rows, len(rows), f"images of client {keys_M3[rows[0], 0]}")
         for rows in (missing[i : i + batch] for i in range(0, len(missing), batch))
@@ -157,7 +156,6 @@ def _generate(
     try:
         for _, chunk, answer in pool.map(items, submit, largest=1):
             rows = np.concatenate([item.payload for item in chunk])
-            _check_answer(generator.name, answer, (len(rows), *keeper.images.shape[1:]))
             keeper.take(rows, answer)
             done += len(rows)
             display.advance(done, len(missing), "images")
@@ -165,26 +163,6 @@ def _generate(
         keeper.save()
     if keeper.cache is not None:
         keeper.cache.merge()
-
-
-def _check_answer(name: str, answer: Any, shape: tuple[int, ...]) -> None:
-    """Refuse what is not pixels of the right shape: floats would wrap round when they are stored as bytes."""
-    dtype, given = getattr(answer, "dtype", type(answer).__name__), getattr(answer, "shape", ())
-    if dtype != np.uint8 or given != shape:
-        raise UserError(
-            f"generator.name = {name}: `sample` gave {dtype} of shape {given}, not uint8 of shape {shape}; scale "
-            "pixels to 0..255, clamp them and cast them to uint8"
-        )
-
-
-def _image_seed(seed: int, client: int, class_: int, index: int) -> int:
-    return rng.integer(seed, rng.SYNTHETIC, client, class_, index)
-
-
-def _notes_of(generator: Plugin, dataset: Dataset, quota_KC: IntArray) -> list[str]:
-    """What a generator has to say about a quota, such as that it holds fewer different images."""
-    notes = getattr(resolve(generator.kind, generator.name), "notes", None)
-    return list(notes(dataset, quota_KC, **generator.params)) if notes is not None else []
 
 
 def _examples(keys_M3: IntArray, images: ByteArray, per_class: int = 10) -> tuple[ByteArray, IntArray]:

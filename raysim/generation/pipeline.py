@@ -140,7 +140,8 @@ class pipeline(ImageGenerator):
                 predicted = unconditional + self.guidance * (predicted - unconditional)
             x = scheduler.step(predicted, t, x, return_dict=False, **own)[0]
         black, white = self.value_range
-        return (x[: len(seeds)].float() - black) * (2 / (white - black)) - 1
+        scaled_to_one: Tensor = (x[: len(seeds)].float() - black) * (2 / (white - black)) - 1
+        return scaled_to_one
 
     def _called(self, classes: list[int], seeds: list[int]) -> Tensor:
         """One image in [-1, 1] from the pipeline's own call; its seed is that of all random numbers in it."""

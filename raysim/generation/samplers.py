@@ -80,7 +80,8 @@ class Sampler:
         # The noise that belongs to the clamped image: the network's own would let x drift out of the schedule, and with
         # guidance and many steps the images turn into blotches.
         noise = (x - abar_t**0.5 * image) / (1 - abar_t) ** 0.5
-        return abar_p**0.5 * image + (1 - abar_p) ** 0.5 * noise
+        stepped: Tensor = abar_p**0.5 * image + (1 - abar_p) ** 0.5 * noise
+        return stepped
 
     def _timesteps(self, steps: int) -> list[int]:
         """Timesteps from noise to image, `steps` of them unless the schedule cannot have so many."""

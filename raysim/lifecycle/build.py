@@ -3,27 +3,28 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
+from torch import nn
 
 from raysim.aggregation.common import registered_sizes
 from raysim.aggregation.privacy import PrivacyMechanism, clients_keep_state, require_library
 from raysim.config.load import load_config
 from raysim.config.plugin_guard import blaming
-from raysim.config.protocols import AggregationRule, LocalAlgorithm, ServerOptimiser
+from raysim.config.protocols import AggregationRule, ImageGenerator, LocalAlgorithm, ServerOptimiser
 from raysim.config.schema import AggregationSection, Config, Section
 from raysim.config.yaml_io import read_yaml
 from raysim.core.errors import UserError
-from raysim.core.records import IntArray
+from raysim.core.records import IntArray, Keys
 from raysim.engine.messages import Plugin, WorkerSetup
 from raysim.engine.versions import installed
 from raysim.federation.server import cohort, cohort_size
 from raysim.lifecycle.prepare import Prepared, named
 from raysim.models.flat_model import FlatModel, build_model
 
-Source = str | Path | Mapping[str, Any] | Config
+Source = str | Path | Keys | Config
 _TEST_SPLITS = "parquet: test-*.parquet; image_folder: test/; npz: test_images and test_labels"
 
 
@@ -41,7 +42,7 @@ class Parts:
     privacy: PrivacyMechanism | None = None
 
 
-def read_config(source: Source, overrides: Iterable[str], keys: Mapping[str, Any]) -> Config:
+def read_config(source: Source, overrides: Iterable[str], keys: Keys) -> Config:
     """The configuration that `raysim.run` was given: a YAML file, a mapping or a Config, with changes to its keys."""
     if isinstance(source, Config):
         source = source.resolved()
@@ -50,7 +51,19 @@ def read_config(source: Source, overrides: Iterable[str], keys: Mapping[str, Any
     return load_config(source, overrides)
 
 
-def plugin(kind: str, section: Section) -> Plugin:
+@overload
+def plugin(kind: Literal["generator"], section: Section) -> Plugin[ImageGenerator]: ...
+@overload
+def plugin(kind: Literal["model"], section: Section) -> Plugin[nn.Module]: ...
+@overload
+def plugin(kind: Literal["local"], section: Section) -> Plugin[LocalAlgorithm]: ...
+@overload
+def plugin(kind: Literal["aggregation"], section: Section) -> Plugin[AggregationRule]: ...
+@overload
+def plugin(kind: Literal["server"], section: Section) -> Plugin[ServerOptimiser]: ...
+
+
+def plugin(kind: str, section: Section) -> Plugin[Any]:  # Any: each kind builds something else, as said above
     """A section of the configuration as something that can be sent and built."""
     return Plugin(kind, section.name, section.params)
 
@@ -156,7 +169,7 @@ def _check_privacy(config: Config, rule: AggregationRule, algorithm: LocalAlgori
     require_library()
 
 
-def measures(section: AggregationSection, rule: AggregationRule) -> dict[str, dict[str, Any]]:
+def measures(section: AggregationSection, rule: AggregationRule) -> dict[str, Keys]:
     """The statistics of trained clients that a rule needs, with their options from its own keys."""
     options = {key: section.params.get(key) for key in ("probe", "probe_size", "layers")}
     return dict.fromkeys(rule.needs, options)

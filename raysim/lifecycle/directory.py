@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from raysim.config.schema import Config
 from raysim.core.errors import UserError
+from raysim.core.files import write_atomic
 from raysim.core.persistent import persistent_path
 from raysim.core.records import ClientRows, IntArray, MetricRows, Partition
-from raysim.lifecycle import checkpoint
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +53,7 @@ class RunDirectory:
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file whole or not at all."""
-        checkpoint.write_atomic(self.path / name, json.dumps(content, indent=2).encode())
+        write_atomic(self.path / name, json.dumps(content, indent=2).encode())
 
     def write_status(self, status: str, message: str) -> list[str]:
         """Write status.json; returns what went wrong, such as a full disk, which must not hide how the run ended."""
@@ -93,7 +93,7 @@ class RunDirectory:
         from safetensors.numpy import save
 
         path = self.path / "model.safetensors"
-        checkpoint.write_atomic(path, save(state))
+        write_atomic(path, save(state))
         digest = hashlib.sha256()
         for name, array in state.items():
             digest.update(f"{name} {array.dtype.str} {array.shape}".encode())

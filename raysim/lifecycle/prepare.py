@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from raysim.config.plugin_guard import ask_policy, blaming, checked_dataset, checked_partition
+from raysim.config.plugin_guard import ask_partition, ask_policy
 from raysim.config.registry import resolve
 from raysim.config.schema import MODIFIERS, PLUGIN_SECTIONS, Config
 from raysim.core import rng
@@ -38,9 +37,7 @@ def load_dataset(config: Config, notes: list[str] | None = None) -> Dataset:
 
     name = config.data.name
     reader = open_reader(config.output.cache, [] if notes is None else notes)
-    with blaming({"data.name": name}):
-        dataset = read_dataset(resolve("data", name), config.data.params, reader)
-    dataset = checked_dataset(dataset, name) if ":" in name else dataset
+    dataset = read_dataset(name, resolve("data", name), config.data.params, reader)
     return subset(hold_out(dataset, config.data.public_frac), config.data.train_samples, config.data.test_samples)
 
 
@@ -48,12 +45,7 @@ def make_partition(config: Config, dataset: Dataset) -> Partition:
     """Who owns which training sample, modifiers applied; a function of the data, the section and its seed."""
     section, seed = config.partition, config.partition_seed
     draw = rng.stream(seed, rng.PARTITION) if section.stream == "raysim" else _numpy_stream(config)
-    kind, samples = resolve("partition", section.name), len(dataset.train_labels_N)
-    with blaming({"partition.name": section.name}):
-        partition: Partition = kind(dataset.train_labels_N, dataset.classes, draw, **section.params)
-    if ":" in section.name:
-        shared = getattr(kind, "replacement", False) is True
-        partition = checked_partition(partition, samples, dataset.classes, section.name, shared)
+    partition = ask_partition(section.name, resolve("partition", section.name), dataset, draw, section.params)
     for i, key in enumerate(MODIFIERS):
         params = getattr(section, key)
         if params is not None:
@@ -61,7 +53,7 @@ def make_partition(config: Config, dataset: Dataset) -> Partition:
     return partition
 
 
-def _numpy_stream(config: Config) -> Any:
+def _numpy_stream(config: Config) -> np.random.RandomState:
     if config.partition.name == "dirichlet_client":
         raise UserError("partition.stream = numpy: each client of dirichlet_client has a stream of its own; use raysim")
     seed = config.partition_seed

@@ -15,7 +15,8 @@ from raysim.core.signals import Signals
 from raysim.engine.background_start import BackgroundStart
 from raysim.engine.liveness import cause_of
 from raysim.engine.session import Session, placement_before_start
-from raysim.federation.server import Evaluator, Server, ServerState
+from raysim.federation.evaluator import Evaluator
+from raysim.federation.server import Server, ServerState
 from raysim.federation.synthesis import synthesise
 from raysim.lifecycle import resume, state_io
 from raysim.lifecycle import summary as results

@@ -64,7 +64,8 @@ def stochastic_round(v_P: Tensor, bits: int, u_P: Tensor) -> Tensor:
         return v_P
     x_P = (v_P.to(torch.float64) * m / largest_value.to(torch.float64)).clamp_(-m, m)
     level_P = torch.floor(x_P + u_P.to(torch.float64)).clamp_(-m, m)
-    return (level_P * (largest_value.to(torch.float64) / m)).to(v_P.dtype)
+    rounded_P: Tensor = (level_P * (largest_value.to(torch.float64) / m)).to(v_P.dtype)
+    return rounded_P
 
 
 def clipped(v_P: Tensor, clip: float) -> tuple[Tensor, float]:

@@ -123,7 +123,11 @@ def _copy_in(target: Tensor, array: NDArray[Any]) -> None:
 
 
 def build_model(
-    build: Callable[..., nn.Module], channels: int, image_size: tuple[int, int], classes: int, seed: int
+    build: Callable[[int, tuple[int, int], int], nn.Module],
+    channels: int,
+    image_size: tuple[int, int],
+    classes: int,
+    seed: int,
 ) -> nn.Module:
     """The module with the initial parameters of this seed, the same for every method.
 

@@ -137,13 +137,13 @@ def test_the_command_line_answers_in_one_line_with_code_2(mine, monkeypatch, cap
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert stopped.value.code == 2
-    assert capsys.readouterr().err.startswith("error: partition.name = my_code:twice: it returned row 0 more than once")
+    assert capsys.readouterr().err.startswith("error: partition.name = my_code:twice: it returned a partition that")
 
 
 def test_data_and_partitions_of_the_users_own_are_checked(mine):
     assert f"data.name = my_code:broken_data: FileNotFoundError: no such drive ({mine}:" in refused(data="broken_data")
     assert "data.name = my_code:float_labels: it returned train_labels_N that are" in refused(data="float_labels")
-    assert "a sample belongs to one client, unless" in refused(partition="twice")
+    assert "a sample belongs to one client at most (unless the function has" in refused(partition="twice")
     assert prepare(load_config(BASE, ["partition.name=my_code:shares"], LIGHT)).partition.clients == 4
 
 
@@ -172,13 +172,14 @@ def test_every_part_of_a_partition_is_checked():
     good = make_partition(config, load_dataset(config))
     assert checked_partition(good, 100, 10, "mine:deal", shared=False).sha256() == good.sha256()
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"indices": good.indices + 1}, "rows 1 to 100; the training split has 0 to 99"),
+        ({"indices": good.indices + 1}, "row 100 does not exist; the training split has the rows 0 to 99"),
         ({"indices": good.indices * 1.0}, "no flat arrays of whole numbers"),
         ({"offsets_K1": good.offsets_K1[:-1]}, "do not ascend from 0 to the number of indices, 100"),
         ({"labels": good.labels[1:]}, "not as many as the indices"),
         ({"rare_K": good.rare_K[1:]}, "not as many as the indices"),
-        ({"labels": good.labels + 5}, "labels or a number of classes"),
-        ({"classes": 9}, "labels or a number of classes"),
+        ({"labels": good.labels + 5}, "its labels are 5 to 14, but the data set has the classes 0 to 9"),
+        ({"classes": 9}, "it is made for 9 classes, but the data set has 10"),
+        ({"indices": np.zeros_like(good.indices)}, "row 0 comes twice; a sample belongs to one client at most (unless"),
     ]
     for changes, said in wrong:
         with pytest.raises(UserError, match=r"partition\.name = mine:deal: it returned") as caught:
@@ -188,8 +189,8 @@ def test_every_part_of_a_partition_is_checked():
 
 def test_images_of_another_type_or_shape_are_refused():
     assert checked_images(np.zeros((2, 1, 8, 8), np.uint8), (2, 1, 8, 8), "mine:gen").shape == (2, 1, 8, 8)
-    for images in (np.zeros((2, 1, 8, 8)), np.zeros((1, 1, 8, 8), np.uint8), None):
-        with pytest.raises(RunError, match=r"generator\.name = mine:gen: sample returned .*of shape \(2, 1, 8, 8\)"):
+    for images in (np.zeros((2, 1, 8, 8)), np.zeros((1, 1, 8, 8), np.uint8), None, [[[[0]]]]):
+        with pytest.raises(RunError, match=r"mine:gen: sample returned .*of shape \(2, 1, 8, 8\).*clamp"):
             checked_images(images, (2, 1, 8, 8), "mine:gen")
 
 

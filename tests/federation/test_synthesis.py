@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from raysim import Result
-from raysim.core import rng
 from raysim.federation.synthesis import image_keys
 from raysim.generation.image_cache import ImageCache
 
@@ -303,24 +302,3 @@ def test_shared_images_are_not_changed_by_training_and_their_quality_can_be_meas
     assert measured is not None and measured["images"] == len(images)
     assert directory.read_json("quality.json") == measured
     assert (directory.figures / "real_and_synthetic.png").exists()
-
-
-@pytest.mark.parametrize(("answer", "named"), [
-    (np.array([[[[-1.02, 1.02]]]]), r"float64 of shape \(1, 1, 1, 2\)"),
-    (np.zeros((1, 1, 2, 1), np.uint8), r"uint8 of shape \(1, 1, 2, 1\)"),
-    ([[[[0, 0]]]], "list"),
-])
-def test_what_a_generator_of_ones_own_gives_must_be_pixels(answer: Any, named: str):
-    """As a byte, -1.02 of a generator that does not clamp would be 255; an image of another shape would be repeated."""
-    from raysim.core.errors import UserError
-    from raysim.federation.synthesis import _check_answer
-
-    _check_answer("mine:floats", np.zeros((1, 1, 1, 2), np.uint8), (1, 1, 1, 2))
-    with pytest.raises(UserError, match=rf"generator.name = mine:floats: `sample` gave {named}.*clamp"):
-        _check_answer("mine:floats", answer, (1, 1, 1, 2))
-
-
-def test_the_seed_of_an_image_is_a_function_of_client_class_and_index():
-    from raysim.federation.synthesis import _image_seed
-
-    assert _image_seed(3, 1, 2, 5) == rng.integer(3, rng.SYNTHETIC, 1, 2, 5)

@@ -4,10 +4,11 @@ import math
 import os
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from raysim.config.plugin_guard import ask_generator
+from raysim.config.protocols import ImageGenerator
 from raysim.config.registry import resolve
 from raysim.config.schema import Config
 from raysim.core import rng
@@ -59,7 +60,7 @@ def _timed(config: Config, dataset: Dataset) -> Speed:
     from raysim.engine.placement import local_node, place
 
     placement = place([local_node()], config.resources.workers, config.resources.gpus_per_worker, more_than_cores=True)
-    device, params = placement.device, dict(config.generator.params)
+    name, device, params = config.generator.name, placement.device, dict(config.generator.params)
     batch = SMALL_BATCH
     if device == "cpu" and isinstance(params.get("batch_size"), int):
         params["batch_size"] = min(batch, params["batch_size"])  # others are padded to their full batch
@@ -68,10 +69,10 @@ def _timed(config: Config, dataset: Dataset) -> Speed:
     threads = torch.get_num_threads()
     torch.set_num_threads(config.resources.threads_per_worker)
     try:
-        generator = resolve("generator", config.generator.name)(dataset, device, **params)
+        generator = resolve("generator", name)(dataset, device, **params)
         if device != "cpu":
-            _sample(generator, dataset, batch)  # the first batch on a GPU chooses and loads its kernels
-        rate = batch / _sample(generator, dataset, batch)
+            _sample(name, generator, dataset, batch)  # the first batch on a GPU chooses and loads its kernels
+        rate = batch / _sample(name, generator, dataset, batch)
     finally:
         torch.set_num_threads(threads)
     if device == "cpu":
@@ -83,10 +84,10 @@ def _timed(config: Config, dataset: Dataset) -> Speed:
     return Speed(rate, lanes, f"time: one batch of {batch} gave {rate:,.2f} images/s; reckoned for {where}")
 
 
-def _sample(generator: Any, dataset: Dataset, batch: int) -> float:
+def _sample(name: str, generator: ImageGenerator, dataset: Dataset, batch: int) -> float:
     """Seconds for one batch, its labels spread over the classes."""
     labels_B = np.arange(batch, dtype=np.int64) % dataset.classes
     seeds_B = np.array([rng.integer(0, rng.SYNTHETIC, -1, i) for i in range(batch)], dtype=np.int64)
     began = time.perf_counter()
-    generator.sample(labels_B, seeds_B)
+    ask_generator(name, generator, labels_B, seeds_B, dataset)
     return time.perf_counter() - began

@@ -101,7 +101,8 @@ class DenseStack:
     def _view(self, flat_GP: Tensor, parameter: Tensor) -> Tensor:
         """A parameter of all clients: where it lies in the model's flat vector, it lies in each row."""
         start = parameter.storage_offset()
-        return flat_GP[:, start : start + parameter.numel()].unflatten(1, parameter.shape)
+        view: Tensor = flat_GP[:, start : start + parameter.numel()].unflatten(1, parameter.shape)
+        return view
 
     def _room(self, i: int, use: int, count: int, rows: int, columns: int) -> Tensor:
         key = (i, use, rows)
