@@ -46,15 +46,14 @@ def measure(options: argparse.Namespace, workers: int) -> Rows:
         f"rounds={10**9}", "tracking.uri=none",
     ]  # fmt: skip
     rows: Rows = []
-    with opened(load_config(ROOT / "experiments" / "speed" / "w2.yaml", overrides), Cohorts) as (server, state, _):
+    with opened(load_config(ROOT / "experiments" / "speed" / "w2.yaml", overrides), Cohorts) as (rounds, state, _):
+        server = rounds.server
         assert isinstance(server, Cohorts)
         for number in range(1 + options.rounds):
             for size in options.cohorts:
                 server.size, before = size, cpu_seconds()
-                state = server.next_round(state)
-                used, row = cpu_seconds() - before, state.rows[-1]
-                state.rows.clear()
-                state.client_rows.clear()
+                result = rounds.next(state)
+                used, row, state = cpu_seconds() - before, result.metrics, result.state
                 if number:
                     found = {"workers": workers, "cohort": size, "round_s": round_seconds(row), "cpu_s": used}
                     rows.append(found | {f"{name}_s": row[f"seconds_{name}"] for name in ("dispatch", "idle")})

@@ -98,15 +98,15 @@ def run(workload: dict[str, Any], folder: str, precision: str, workers: int) -> 
 
     began = time.perf_counter()
     config = load_config(configuration(workload, folder, precision, workers))
-    with opened(config, FixedCohorts) as (server, _, model):
+    with opened(config, FixedCohorts) as (rounds, _, model):
         _initialise(model, workload["model"])
-        state = server.initial(model.state())
-        server.next_round(state)  # thrown away: as in the other drivers, what torch costs once is part of the start-up
+        state = rounds.server.initial(model.state())
+        rounds.next(state)  # thrown away: as in the other drivers, what torch costs once is part of the start-up
         started, times = time.perf_counter() - began, Times()
         for number in range(1, workload["rounds"] + 1):
             began = time.perf_counter()
-            state = server.next_round(state)
-            taken, row = time.perf_counter() - began, state.rows[-1]
+            result = rounds.next(state)
+            taken, row, state = time.perf_counter() - began, result.metrics, result.state
             times.round_s.append(taken - row["seconds_evaluate"])
             if workload["evaluate_every"] and number % workload["evaluate_every"] == 0:
                 times.evaluate_s.append(row["seconds_evaluate"])

@@ -37,11 +37,12 @@ def child(clients: int, cohort: int, workers: int) -> None:
             f"evaluate_every={10**9}", f"rounds={10**9}", "tracking.uri=none",
         ],
     )  # fmt: skip
-    with opened(config) as (server, state, _):
+    with opened(config) as (rounds, state, _):
         print("ready", flush=True)
         for _ in sys.stdin:
-            state = server.next_round(state)
-            print(round_seconds(state.rows[-1]), flush=True)
+            result = rounds.next(state)
+            state = result.state
+            print(round_seconds(result.metrics), flush=True)
 
 
 class Driver:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Result", "__version__", "load_config", "run"]
 
-_HOMES = {"run": "raysim.lifecycle.runner", "Result": "raysim.lifecycle.summary", "load_config": "raysim.config.load"}
+_HOMES = {"run": "raysim.lifecycle.entry", "Result": "raysim.lifecycle.summary", "load_config": "raysim.config.load"}
 
 
 def __getattr__(name: str) -> object:

@@ -10,7 +10,6 @@ import click
 
 from raysim.core.errors import RunError, UserError
 from raysim.core.signals import Signals
-from raysim.tracking.process import mlflow_apart
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -39,18 +38,20 @@ _address = click.option(
 @click.argument("config", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--resume", is_flag=True, help="Go on with the newest run of this configuration, where it stopped.")
+@click.option("--accept-changes", is_flag=True, help="Resume although code or versions have changed since.")
 @_address
-def run(config: str, overrides: tuple[str, ...], resume: bool, address: tuple[str, ...]) -> None:
+def run(
+    config: str, overrides: tuple[str, ...], resume: bool, accept_changes: bool, address: tuple[str, ...]
+) -> None:
     """Run one experiment: deal out the data, make synthetic images, train the clients, aggregate.
 
     CONFIG is a YAML file. KEY=VALUE changes single keys, such as allocation.beta=8 or seed=3.
     The last line of the output is the directory with everything that the run produced.
     """
     click.echo(f"raysim: reading {config}")  # before the imports, which take seconds
-    with mlflow_apart():
-        from raysim.lifecycle.runner import run as run_experiment
+    from raysim.lifecycle.entry import run as run_experiment
 
-        result = run_experiment(config, (*overrides, *address), resume=resume)
+    result = run_experiment(config, (*overrides, *address), resume=resume, accept_changes=accept_changes)
     click.echo(result.directory)
 
 
@@ -116,10 +117,9 @@ def sweep(file: str, overrides: tuple[str, ...], address: tuple[str, ...]) -> No
     FILE is a YAML file with `base`, a configuration, and `grid`, lists of values for its keys; KEY=VALUE changes the
     base. What is finished is skipped when it is started again. The last line of the output is the directory of results.
     """
-    with mlflow_apart():
-        from raysim.commands.sweep.sweep import sweep as run_sweep
+    from raysim.commands.sweep.entry import sweep as run_sweep
 
-        result = run_sweep(file, (*overrides, *address))
+    result = run_sweep(file, (*overrides, *address))
     click.echo(result.directory)
     result.check()
 

@@ -144,12 +144,12 @@ def test_an_option_of_a_command_that_takes_no_key_is_only_refused(monkeypatch, c
     ids=["configuration", "input", "run", "interrupt"],
 )
 def test_the_exit_code_says_what_went_wrong(monkeypatch, capsys, error, code, said):
-    import raysim.lifecycle.runner
+    from raysim.lifecycle import entry
 
     def failing(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(raysim.lifecycle.runner, "run", failing)
+    monkeypatch.setattr(entry, "run", failing)
     got, out, err = call(monkeypatch, capsys, "run", "x.yaml")
     assert (got, out) == (code, "raysim: reading x.yaml\n") and said in err and "Traceback" not in err
 

@@ -13,7 +13,7 @@ from raysim.config.schema import Config, Resources
 from raysim.core.errors import UserError
 from raysim.engine.inventory import Inventory, Machine, take_inventory
 from raysim.engine.placement import capacity, place
-from raysim.lifecycle.build import build_parts
+from raysim.lifecycle.build import build_components
 from raysim.lifecycle.prepare import prepare
 from raysim.tracking.store import check_uri, without_password
 
@@ -145,7 +145,7 @@ def _fit(report: Report, config: Config, name: str) -> None:
     """Whether the data can be read and every plug-in takes it: what a run would refuse before Ray starts."""
     try:
         prepared = prepare(config)
-        build_parts(config, prepared)
+        build_components(config, prepared)
     except UserError as error:
         report.wrong.append(str(error))
         return

@@ -290,7 +290,7 @@ class AggregationRule(Protocol):
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take up where `state` left off; called on a resume, before the first round."""
+        """Take up where `state` left off; called before each round that has one before it."""
 
 
 class ServerOptimiser(Protocol):

@@ -23,8 +23,7 @@ Keys: TypeAlias = Mapping[str, Any]
 """The keys of a section of a configuration, YAML data, or of a plug-in, checked against its own annotations."""
 Ref: TypeAlias = Any
 """A reference into Ray's object store, which only the engine may know more of."""
-MetricRows = list[dict[str, float]]  # one dictionary a round
-ClientRows = list[dict[str, float]]  # one dictionary per participant and round
+ClientTable = dict[str, NDArray[Any]]  # columns of one round, a number per participant each
 
 
 def sha256(*arrays: NDArray[Any]) -> str:

@@ -1,8 +1,7 @@
-"""Phase 2: the round loop, and the state that the server carries from one round to the next."""
+"""Phase 2, the algorithm: from one state of the server to the next, by training a cohort and aggregating."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,11 @@ from raysim.config.schema import Config
 from raysim.core import rng
 from raysim.core.errors import RunError, ServerDivergenceError
 from raysim.core.records import (
-    BoolArray,
     ClientReport,
-    ClientRows,
+    ClientTable,
     ClientTask,
     FloatArray,
-    MetricRows,
+    IntArray,
     ModelState,
     Partition,
     RoundTable,
@@ -30,132 +28,143 @@ from raysim.engine.messages import SumWeights
 from raysim.engine.object_store import put
 from raysim.engine.pool import Pool
 from raysim.engine.rounds import Round
-from raysim.federation.evaluator import Evaluator
-
-PHASES = ("train", "dispatch", "aggregate", "evaluate")  # dispatch: what of the training the driver itself takes
-
-
-@dataclass
-class ServerState:
-    """Everything that the next round depends on, and the record of the rounds so far.
-
-    optimiser: the server optimiser's vectors.  client_states: what each client keeps between its rounds.
-    rows: one dictionary of metrics a round.  client_rows: one dictionary per client and round.
-    """
-
-    round: int
-    model: ModelState
-    optimiser: dict[str, FloatArray]
-    client_states: dict[int, Any] = field(default_factory=dict)
-    rule: dict[str, Any] = field(default_factory=dict)
-    rows: MetricRows = field(default_factory=list)
-    client_rows: ClientRows = field(default_factory=list)
+from raysim.federation.cohort import cohort, cohort_size
+from raysim.federation.metrics import ModelSize, client_table, round_metrics
+from raysim.federation.state import ClientStates, ServerState
 
 
-def cohort_size(clients_per_round: int | float, clients: int) -> int:
-    """Participants of a round; a fraction is rounded, and stands for at least one client."""
-    if isinstance(clients_per_round, int):
-        return clients_per_round
-    return max(1, round(clients_per_round * clients))
+@dataclass(frozen=True)
+class RoundResult:
+    """A finished round: the state after it, its metrics, and a row of numbers for each participant."""
+
+    state: ServerState
+    metrics: dict[str, float]
+    clients: ClientTable
 
 
-def cohort(seed: int, round_: int, clients: int, size: int) -> list[int]:
-    """The participants of a round, ascending, drawn without replacement; a function of seed and round alone."""
-    drawn = rng.stream(seed, rng.COHORT, round_).choice(clients, size, replace=False, shuffle=False)
-    return sorted(int(k) for k in drawn)
+@dataclass(frozen=True)
+class Trained:
+    """A round whose cohort has trained.  weights: those of a rule that sizes alone decide; None for others."""
+
+    round: Round
+    weights: Weights | None
 
 
-@dataclass
 class Server:
-    """The plug-ins and data of a run, and one method for one round.
+    """The plug-ins and the data of a run, and what happens in one round.
 
-    shared: the newest global model that the workers can read, and its reference.
+    Nothing that a round depends on is kept here: the same state gives the same next state, whatever the workers.
     """
 
-    config: Config
-    pool: Pool
-    partition: Partition
-    synthetic: Synthetic
-    algorithm: LocalAlgorithm
-    rule: AggregationRule
-    optimiser: ServerOptimiser
-    evaluator: Evaluator
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    parameters: int = 0
-    float_buffers: int = 0
-    shared: tuple[ModelState, Any] | None = None
-    privacy: PrivacyMechanism | None = None
-
-    def __post_init__(self) -> None:
-        self.sizes_K = self.partition.sizes_K
-        self.noisy_K = self.partition.noisy_K | (self.partition.input_noise_K > 0)
+    def __init__(
+        self,
+        config: Config,
+        pool: Pool,
+        partition: Partition,
+        synthetic: Synthetic,
+        algorithm: LocalAlgorithm,
+        rule: AggregationRule,
+        optimiser: ServerOptimiser,
+        privacy: PrivacyMechanism | None = None,
+    ) -> None:
+        self.config = config
+        self.pool = pool
+        self.partition = partition
+        self.synthetic = synthetic
+        self.algorithm = algorithm
+        self.rule = rule
+        self.optimiser = optimiser
+        self.privacy = privacy
+        self.sizes_K = partition.sizes_K
+        self.noisy_K = partition.noisy_K | (partition.input_noise_K > 0)
+        self._participations = _Participations(self)
+        self._newest: tuple[ModelState, Any] | None = None
 
     def initial(self, model: ModelState) -> ServerState:
-        """The state before round 1."""
-        parameters = len(model.params_P)
-        self.parameters, self.float_buffers = parameters, len(model.buffers_F)
-        vectors = {name: np.zeros(parameters, np.float32) for name in self.algorithm.broadcast}
+        """The state before round 1, from the initial model."""
+        vectors = {name: np.zeros(len(model.params_P), np.float32) for name in self.algorithm.broadcast}
         start = ModelState(model.params_P, model.buffers_F, model.counters, vectors)
-        return ServerState(0, start, self.optimiser.init(parameters))
+        return ServerState(0, start, self.optimiser.init(len(model.params_P)))
 
-    def run(self, state: ServerState, after_round: Callable[[ServerState], None]) -> ServerState:
-        """All rounds that are left; `after_round` sees each committed state."""
-        while state.round < self.config.rounds:
-            state = self.next_round(state)
-            after_round(state)
-        return state
+    def next_round(self, state: ServerState) -> RoundResult:
+        """One round: train its cohort, then aggregate."""
+        return self.aggregate(state, self.train(state))
 
-    def next_round(self, state: ServerState) -> ServerState:
-        """One round: the same state gives the same next state, whatever the workers."""
-        began, usage, number = time.monotonic(), self.pool.usage, state.round + 1
-        usage.begin_round()
-        waited_s = usage.waited_s
-        tasks = [self._task(k, state.client_states) for k in self.participants(number)]
-        model_ref = self._share(state.model)
-        keep_all = self.config.resources.on_client_failure == "raise"
-        prior = self.rule.weights(self._table(number, tasks), None) if self.rule.streams and keep_all else None
-        sum_weights = None if prior is None else self._sum_weights(tasks, prior.w_K)
+    def train(self, state: ServerState) -> Trained:
+        """Train the next round's cohort from the state's model; the updates stay where they were computed.
+
+        Raises ClientError or DivergenceError for a client that fails, unless such clients are to be dropped, and
+        RunError where none is left.
+        """
+        number = state.round + 1
+        tasks = [self.task(k, state.client_states) for k in self.participants(number)]
+        weights = self._weights_beforehand(state, number, tasks)
         round_ = Round(
-            self.pool, number, model_ref, tasks, sum_weights, len(state.model.params_P), drop_failures=not keep_all
+            self.pool,
+            number,
+            self.reference(state.model),
+            tasks,
+            None if weights is None else self._sum_weights(tasks, weights.w_K),
+            len(state.model.params_P),
+            drop_failures=self._drops_failures,
         )
         round_.train()
-        trained, waited_s = time.monotonic(), usage.waited_s - waited_s
-        tasks = [round_.tasks[k] for k in round_.clients]
-        if not tasks:
+        if not round_.clients:
             raise RunError(f"no client of round {number} finished: {next(iter(round_.dropped.values())).cause}")
-        table = self._table(number, tasks, round_.reports)
-        weights = prior or self.rule.weights(table, round_)
+        return Trained(round_, weights)
+
+    def aggregate(self, state: ServerState, trained: Trained) -> RoundResult:
+        """The next global model from a trained round's updates, and what there is to say of the round."""
+        round_ = trained.round
+        tasks = [round_.tasks[k] for k in round_.clients]
+        table = self._table(round_.number, tasks, round_.reports)
+        weights = trained.weights or self._weights(state, table, round_)
         model, optimiser = self._step(state, round_, table, weights)
-        aggregated = time.monotonic()
-        client_states = {**state.client_states, **{k: put(s) for k, s in round_.states.items()}}
-        row = self._row(round_, table, weights) | self._privacy(state, table)
-        row |= round_.traffic.metrics(state.model)
-        row |= self.evaluator.due(number, lambda: self._share(model), lambda k: self._task(k, client_states))
-        row["seconds_train"], row["seconds_aggregate"] = trained - began, aggregated - trained
-        row["seconds_dispatch"] = trained - began - waited_s
-        row["seconds_evaluate"] = time.monotonic() - aggregated
-        row["seconds_idle"] = usage.end_round(self.pool.members, time.monotonic() - began)
-        for phase in self.seconds:
-            self.seconds[phase] += row[f"seconds_{phase}"]
-        self.seconds["train"] -= row["seconds_dispatch"]
-        return ServerState(
-            number, model, optimiser, client_states,
+        after = ServerState(
+            round_.number,
+            model,
+            optimiser,
+            state.client_states.after({k: put(kept) for k, kept in round_.states.items()}),
             self.rule.state(),
-            [*state.rows, row],
-            [*state.client_rows, *self._client_rows(number, round_.reports, weights)],
         )
+        metrics = round_metrics(self.config, round_, table, weights, self.noisy_K, self._model_size(model))
+        metrics |= self._privacy(round_.number)
+        metrics |= round_.traffic.metrics(state.model)
+        return RoundResult(after, metrics, client_table(round_.number, round_.reports, weights, self.partition))
 
     def participants(self, number: int) -> list[int]:
         """The clients of a round, ascending."""
         clients = len(self.sizes_K)
         return cohort(self.config.seed, number, clients, cohort_size(self.config.clients_per_round, clients))
 
-    def _task(self, k: int, states: Mapping[int, Any]) -> ClientTask:
+    def task(self, k: int, states: ClientStates) -> ClientTask:
+        """What client k trains on and starts with."""
         kept, synthetic = states.get(k), self.synthetic.refs.get(k)
         if synthetic is None:
             return ClientTask(k, int(self.sizes_K[k]), state=kept)
         quota_C = self.synthetic.quota_KC[k]
         return ClientTask(k, int(self.sizes_K[k]), int(quota_C.sum()), quota_C, synthetic, kept)
+
+    def reference(self, model: ModelState) -> Any:
+        """A reference to a global model, which is put once though it is evaluated and then trained on."""
+        if self._newest is None or self._newest[0] is not model:
+            self._newest = (model, put(model))
+        return self._newest[1]
+
+    @property
+    def _drops_failures(self) -> bool:
+        return self.config.resources.on_client_failure == "drop"
+
+    def _weights_beforehand(self, state: ServerState, number: int, tasks: Sequence[ClientTask]) -> Weights | None:
+        """The weights of the cohort where sizes alone decide them, so that updates are added up as they come."""
+        if not self.rule.streams or self._drops_failures:
+            return None
+        return self._weights(state, self._table(number, tasks), None)
+
+    def _weights(self, state: ServerState, table: RoundTable, updates: Round | None) -> Weights:
+        if state.rule:
+            self.rule.load_state(state.rule)
+        return self.rule.weights(table, updates)
 
     def _table(self, number: int, tasks: Sequence[ClientTask], reports: Sequence[ClientReport] = ()) -> RoundTable:
         by_total = self.config.aggregation.weight_by == "total"
@@ -200,82 +209,34 @@ class Server:
                 raise ServerDivergenceError(round_.number, f"{name} is no longer finite")
         return after, optimiser
 
-    def _privacy(self, state: ServerState, table: RoundTable) -> dict[str, float]:
+    def _privacy(self, rounds: int) -> dict[str, float]:
         """Epsilon so far, where noise is added."""
         if self.privacy is None:
             return {}
-        took_part = [*(int(row["client"]) for row in state.client_rows), *table.client_K.tolist()]
-        return {"epsilon": self.privacy.epsilon(table.round, int(np.bincount(took_part).max()))}
+        return {"epsilon": self.privacy.epsilon(rounds, self._participations.most(rounds))}
 
-    def _share(self, model: ModelState) -> Any:
-        """A reference to a global model, which is put once though it is evaluated and then trained on."""
-        if self.shared is None or self.shared[0] is not model:
-            self.shared = (model, put(model))
-        return self.shared[1]
-
-    def _row(self, round_: Round, table: RoundTable, weights: Weights) -> dict[str, float]:
-        reports = round_.reports
-        n_K = np.array([r.n_real + r.n_synthetic for r in reports])
-        row: dict[str, float] = {
-            "round": round_.number,
-            "train_loss": float(np.average([r.loss for r in reports], weights=n_K)),
-            "participants": len(reports),
-            "dropped": len(round_.dropped),
-            "samples": int(n_K.sum()),
-            "steps": sum(r.steps for r in reports),
-            "weight_max": float(weights.w_K.max()),
-            "weight_entropy": _entropy(weights.w_K),
-            "update_norm_mean": float(np.mean([r.delta_norm for r in reports])),
-        }
-        row.update(_weight_ratio(weights.w_K, self.noisy_K[table.client_K]))
-        row.update(self._traffic(reports))
-        for name in sorted(reports[0].metrics):
-            row[f"{name}_mean"] = float(table.columns[name].mean())
-        for name, value in weights.info.items():  # metrics are numbers: a text becomes a 1 under its own name
-            row.update({f"{name}_{value}": 1} if isinstance(value, str) else {name: value})
-        return row
-
-    def _traffic(self, reports: Sequence[ClientReport]) -> dict[str, float]:
-        """Bytes that the participants of a real federation would exchange: float32, updates as sent, 8 a scalar."""
-        kind = self.config.aggregation.buffers  # own statistics go up, to be evaluated with; fixed ones nowhere
-        further_down, further_up = (
-            4 * (self.float_buffers * sent + self.parameters * len(set(names) - set(self.algorithm.server_only)))
-            for names, sent in (
-                (self.algorithm.broadcast, kind == "average"), (self.algorithm.summed, kind != "global")
-            )
-        )
-        down = 4 * self.parameters + further_down
-        up = self.config.update.bytes_up(self.parameters) + further_up
-        scalars = 8 * (3 + max((len(r.metrics) for r in reports), default=0))
-        k = len(reports)
-        return {"bytes_down": k * down, "bytes_up": k * (up + scalars)}
-
-    def _client_rows(
-        self, number: int, reports: Sequence[ClientReport], weights: Weights
-    ) -> ClientRows:
-        rows: ClientRows = []
-        for i, report in enumerate(reports):
-            row = {
-                "round": number, "client": report.client, "n_real": report.n_real, "n_synthetic": report.n_synthetic,
-                "steps": report.steps, "loss": report.loss, "update_norm": report.delta_norm,
-                "seconds": report.seconds, "weight": float(weights.w_K[i]),
-                "rare": int(self.partition.rare_K[report.client]), "noisy": int(self.partition.noisy_K[report.client]),
-                "input_noise": float(self.partition.input_noise_K[report.client]), **report.metrics,
-            }
-            if weights.scores_K is not None:
-                row["score"] = float(weights.scores_K[i])
-            rows.append(row)
-        return rows
+    def _model_size(self, model: ModelState) -> ModelSize:
+        server_only = set(self.algorithm.server_only)
+        down, up = (len(set(names) - server_only) for names in (self.algorithm.broadcast, self.algorithm.summed))
+        return ModelSize(len(model.params_P), len(model.buffers_F), down, up)
 
 
-def _weight_ratio(w_K: FloatArray, noisy_K: BoolArray) -> dict[str, float]:
-    """Mean weight of the noisy clients of a round over that of the clean ones; nothing where a group has no weight."""
-    if not noisy_K.any() or not w_K[~noisy_K].any():
-        return {}
-    return {"weight_ratio_noisy": float(w_K[noisy_K].mean() / w_K[~noisy_K].mean())}
+class _Participations:
+    """How often each client was drawn: a function of the seed, counted once a round and never kept on disk."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._rounds = 0
+        self._times_K: IntArray | None = None
+
+    def most(self, rounds: int) -> int:
+        """Draws of the client that was drawn most often in so many rounds."""
+        if self._times_K is None or rounds < self._rounds:
+            self._times_K = np.zeros(len(self._server.sizes_K), dtype=np.int64)
+            self._rounds = 0
+        for number in range(self._rounds + 1, rounds + 1):
+            self._times_K[self._server.participants(number)] += 1
+        self._rounds = rounds
+        return int(self._times_K.max())
 
 
-def _entropy(w_K: FloatArray) -> float:
-    """Entropy of the weights over its maximum: 1 for equal weights, 0 for one client that decides alone."""
-    w = w_K[w_K > 0] / w_K[w_K > 0].sum()
-    return float(-(w * np.log(w)).sum() / np.log(len(w_K))) if len(w_K) > 1 else 0.0

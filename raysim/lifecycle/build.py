@@ -20,7 +20,7 @@ from raysim.core.errors import UserError
 from raysim.core.records import IntArray, Keys
 from raysim.engine.messages import Plugin, WorkerSetup
 from raysim.engine.versions import installed
-from raysim.federation.server import cohort, cohort_size
+from raysim.federation.cohort import cohort, cohort_size
 from raysim.lifecycle.prepare import Prepared, named
 from raysim.models.flat_model import FlatModel, build_model
 
@@ -29,10 +29,11 @@ _TEST_SPLITS = "parquet: test-*.parquet; image_folder: test/; npz: test_images a
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What the driver itself needs of the plug-ins.
+class Components:
+    """The plug-ins of a run as the driver needs them.
 
     model: the global model before round 1.  privacy: the noise and what may be claimed for it; None without noise.
+    generator_fingerprint: identifies the generator's images; empty where none are made.
     """
 
     rule: AggregationRule
@@ -40,6 +41,7 @@ class Parts:
     optimiser: ServerOptimiser
     model: FlatModel
     privacy: PrivacyMechanism | None = None
+    generator_fingerprint: str = ""
 
 
 def read_config(source: Source, overrides: Iterable[str], keys: Keys) -> Config:
@@ -68,7 +70,7 @@ def plugin(kind: str, section: Section) -> Plugin[Any]:  # Any: each kind builds
     return Plugin(kind, section.name, section.params)
 
 
-def build_parts(config: Config, prepared: Prepared) -> Parts:
+def build_components(config: Config, prepared: Prepared) -> Components:
     """Build what can refuse its parameters, the data or the cohort, before anything starts."""
     if not len(prepared.dataset.test_labels_N):
         raise UserError(
@@ -76,10 +78,10 @@ def build_parts(config: Config, prepared: Prepared) -> Parts:
             f"split ({_TEST_SPLITS}), or raise data.test_fraction where there is none"
         )
     with blaming(named(config)):
-        return _build_parts(config, prepared)
+        return _build(config, prepared)
 
 
-def _build_parts(config: Config, prepared: Prepared) -> Parts:
+def _build(config: Config, prepared: Prepared) -> Components:
     rule: AggregationRule = plugin("aggregation", config.aggregation).build()
     participants = cohort_size(config.clients_per_round, prepared.partition.clients)
     n_K = registered_sizes(prepared.partition.sizes_K, prepared.quota_KC, config.aggregation.weight_by)
@@ -113,9 +115,10 @@ def _build_parts(config: Config, prepared: Prepared) -> Parts:
 
         channels, size = prepared.dataset.channels, prepared.dataset.image_size
         find_activation(model.module, torch.zeros(1, channels, *size), config.aggregation.params.get("layers"))
+    fingerprint = ""
     if prepared.quota_KC.any():
-        plugin("generator", config.generator).build(prepared.dataset, "cpu")
-    return Parts(rule, algorithm, optimiser, model, privacy)
+        fingerprint = plugin("generator", config.generator).build(prepared.dataset, "cpu").fingerprint()
+    return Components(rule, algorithm, optimiser, model, privacy, fingerprint)
 
 
 def _check_cohorts(config: Config, rule: AggregationRule, n_K: IntArray, participants: int) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from raysim.core.errors import RunError
 from raysim.core.files import atomically, write_atomic
 
-FORMAT = 1
+FORMAT = 2
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -60,23 +60,31 @@ def save(directory: Path, round: int, arrays: Mapping[str, NDArray[Any]], meta: 
         write_atomic(path, json.dumps({**content, "sha256": _digest(content)}, indent=1).encode())
         _prune(directory, round, keep)
     except OSError as error:
-        raise CheckpointError(
-            f"output.dir: cannot write the checkpoint of round {round} to {directory}: {error.strerror or error}. "
-            "Free space there or set output.dir to another disk; the previous checkpoint is intact."
-        ) from error
+        raise cannot_write(directory, round, error) from error
     return path
 
 
-def load_latest(directory: Path) -> Checkpoint | None:
+def cannot_write(directory: Path, round_: int, error: OSError) -> CheckpointError:
+    """The error that says which checkpoint the disk refused, and what to do."""
+    return CheckpointError(
+        f"output.dir: cannot write the checkpoint of round {round_} to {directory}: {error.strerror or error}. "
+        "Free space there or set output.dir to another disk; the previous checkpoint is intact."
+    )
+
+
+def load_latest(directory: Path, damage_of: Callable[[Mapping[str, Any]], str] = lambda _: "") -> Checkpoint | None:
     """The newest checkpoint that is whole, or None if there is none.
 
     A damaged one (truncated, changed, incomplete) is passed over for the one before it, and named in `notes`.
+    damage_of: given a checkpoint's meta, says what is wrong with the files beside it that belong to it, if anything.
     Raises CheckpointError if there are checkpoints and every one of them is damaged.
     """
     notes: list[str] = []
     for round_, path in sorted(_list(Path(directory)).items(), reverse=True):
         try:
             found = _read(path)
+            if damage := damage_of(found.meta):
+                raise _Damaged(damage)
         except _Damaged as damage:
             notes.append(f"checkpoint of round {round_} is damaged ({damage}): {path}")
             continue
@@ -87,24 +95,6 @@ def load_latest(directory: Path) -> Checkpoint | None:
         remedy = "start a new run, or delete these files to begin this one again"
         raise CheckpointError("\n".join(["no checkpoint can be read:", *notes, remedy]))
     return None
-
-
-def find_runs(output_dir: Path, config_hash: str, say: Callable[[str], object] = lambda _: None) -> list[Path]:
-    """Run directories in `output_dir` whose run.json has this `config_hash`, the newest first.
-
-    say: is told of each run.json that cannot be read, whose run is passed over.
-    """
-    found = []
-    for path in sorted(Path(output_dir).glob("*/run.json")):
-        try:
-            content = json.loads(path.read_bytes())
-            if content["config_hash"] == config_hash:
-                found.append((path.stat().st_mtime_ns, path.parent))
-        except FileNotFoundError:
-            continue  # deleted since it was listed
-        except (OSError, ValueError, TypeError, KeyError):
-            say(f"note: {path} is damaged, so the run {path.parent.name} is passed over")
-    return [directory for _, directory in sorted(found, reverse=True)]
 
 
 def _write_arrays(directory: Path, round_: int, arrays: Mapping[str, NDArray[Any]]) -> tuple[str, str]:
@@ -163,8 +153,8 @@ def _list(directory: Path) -> dict[int, Path]:
 
 
 def _sweep(directory: Path) -> None:
-    """Delete what a writer that crashed has left."""
-    for path in [*directory.glob(".*.tmp"), *directory.glob("round-*.arrays")]:
+    """Delete what a writer that crashed has left, among it what safetensors writes before it renames (`.tmpXXXXXX`)."""
+    for path in [*directory.glob(".*.tmp"), *directory.glob(".tmp*"), *directory.glob("round-*.arrays")]:
         path.unlink(missing_ok=True)
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,13 @@ class PhaseClock:
             yield
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
+
+    def add_round(self, metrics: Mapping[str, float]) -> None:
+        """Add the phases of a round, given as its metrics; `dispatch` is what the driver itself took to train."""
+        spent = {phase: metrics[f"seconds_{phase}"] for phase in ("train", "dispatch", "aggregate", "evaluate")}
+        spent["train"] -= spent["dispatch"]
+        for phase, seconds in spent.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     def so_far(self) -> float:
         """Seconds since the run began."""

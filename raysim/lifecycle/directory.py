@@ -5,6 +5,7 @@ import json
 import time
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 
 from raysim.config.schema import Config
 from raysim.core.errors import UserError
-from raysim.core.files import write_atomic
+from raysim.core.files import atomically, write_atomic
 from raysim.core.persistent import persistent_path
-from raysim.core.records import ClientRows, IntArray, MetricRows, Partition
+from raysim.core.records import IntArray, Partition
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +41,7 @@ class RunDirectory:
                 f"output.dir = {config.output.dir}: cannot make a folder in {path.parent} ({error.strerror}); name a "
                 "folder that you may write to"
             ) from error
-        (path / "config.yaml").write_text(yaml.safe_dump(config.resolved(), sort_keys=False), encoding="utf-8")
+        write_atomic(path / "config.yaml", yaml.safe_dump(config.resolved(), sort_keys=False).encode())
         return cls(path)
 
     @property
@@ -71,22 +72,28 @@ class RunDirectory:
         """The partition and the quota, loadable with `numpy.load`; nothing for one that is drawn client by client."""
         if partition.drawn is not None:
             return
-        np.savez_compressed(
-            self.path / "partition.npz",
-            indices=partition.indices, offsets=partition.offsets_K1, labels=partition.labels,
-            counts=partition.counts_KC, quota=quota_KC, rare=partition.rare_K, noisy=partition.noisy_K,
-            input_noise=partition.input_noise_K,
-        )
+        arrays = {
+            "indices": partition.indices,
+            "offsets": partition.offsets_K1,
+            "labels": partition.labels,
+            "counts": partition.counts_KC,
+            "quota": quota_KC,
+            "rare": partition.rare_K,
+            "noisy": partition.noisy_K,
+            "input_noise": partition.input_noise_K,
+        }
 
-    def write_metrics(self, rows: MetricRows, client_rows: ClientRows) -> "tuple[pd.DataFrame, pd.DataFrame]":
-        """metrics.parquet and .csv, one row a round; clients.parquet, one per participant and round; returns both."""
-        import pandas as pd
+        def write(temporary: Path) -> None:
+            with temporary.open("wb") as file:
+                np.savez_compressed(file, allow_pickle=False, **arrays)
 
-        metrics, clients = pd.DataFrame(rows), pd.DataFrame(client_rows)
-        metrics.to_parquet(self.path / "metrics.parquet", index=False)
-        metrics.to_csv(self.path / "metrics.csv", index=False)
-        clients.to_parquet(self.path / "clients.parquet", index=False)
-        return metrics, clients
+        atomically(self.path / "partition.npz", write)
+
+    def write_metrics(self, metrics: "pd.DataFrame", clients: "pd.DataFrame") -> None:
+        """metrics.parquet and metrics.csv, one row a round; clients.parquet, one per participant and round."""
+        atomically(self.path / "metrics.parquet", partial(metrics.to_parquet, index=False))
+        atomically(self.path / "metrics.csv", partial(metrics.to_csv, index=False))
+        atomically(self.path / "clients.parquet", partial(clients.to_parquet, index=False))
 
     def write_model(self, state: dict[str, NDArray[Any]]) -> tuple[Path, str]:
         """model.safetensors, and the sha256 over names, types, shapes and bytes of its arrays."""

@@ -9,8 +9,9 @@ from raysim.config.load import load_config
 from raysim.config.schema import Config, may_change_on_resume
 from raysim.core.errors import UserError
 from raysim.core.persistent import persistent_path
-from raysim.lifecycle import checkpoint
 from raysim.lifecycle.directory import RunDirectory
+from raysim.lifecycle.find_runs import RunIndex
+from raysim.lifecycle.identity import Identity
 
 MOST_SHOWN = 10
 
@@ -22,9 +23,9 @@ def find(config: Config, name: str, say: Callable[[str], object] = lambda _: Non
     `name` first among equals.
     """
     root = persistent_path(config.output.dir)
-    found = checkpoint.find_runs(root, config.hash(), say)
+    found = RunIndex(root, say).of(config.hash())
     if found:
-        newest = RunDirectory(found[0])
+        newest = found[0]
         done = rounds_done(newest)
         if done > config.rounds and not is_finished(newest, done):
             raise UserError(
@@ -41,6 +42,34 @@ def find(config: Config, name: str, say: Callable[[str], object] = lambda _: Non
         f"--resume: no run in {root} has this configuration; the closest, {run.name}, was made with other values "
         f"({shown}); only {', '.join(may_change_on_resume())} may change. Undo that, or start a new run"
     )
+
+
+def check_identity(
+    directory: RunDirectory, identity: Identity, accept_changes: bool, note: Callable[[str], object]
+) -> None:
+    """Raise UserError where a run read something else than what is there now.
+
+    Data and generator: always.  Code, versions and device: unless accept_changes; then `note` is told of them.
+    """
+    before = directory.read_json("run.json")
+    inputs = identity.changed_inputs(before)
+    if inputs:
+        raise UserError(
+            f"--resume: {_list(inputs)} changed since {directory.path.name} was started; put back what was there, or "
+            "start a new run"
+        )
+    code = identity.changed_code(before)
+    if code and not accept_changes:
+        raise UserError(
+            f"--resume: {_list(code)} changed since {directory.path.name} was started, so its result may not be that "
+            "of one run; put back what was there, start a new run, or go on all the same with --accept-changes"
+        )
+    if code:
+        note(f"{_list(code)} changed since this run was started (--accept-changes)")
+
+
+def _list(items: list[str]) -> str:
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
 def _closest(root: Path, now: dict[str, Any], name: str) -> tuple[Path, list[str]] | None:

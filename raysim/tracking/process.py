@@ -3,40 +3,29 @@
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from raysim.tracking.mlflow_run import Params, load_mlflow
 from raysim.tracking.tracker import NullTracker, Status, Tracker
 
 END_S = 5.0  # for the process to end by itself
 _LEFT_OUT = ("numpy", "pandas", "pyarrow")  # MLflow does without, as in its skinny package, in half the time and memory
-_current: "_Process | None" = None
 
 
-@contextlib.contextmanager
-def mlflow_apart() -> Iterator[None]:
-    """While this is entered, `start_tracker` has a process at hand that has begun to load MLflow."""
-    global _current
-    before, process = _current, _Process()
-    _current = process
-    try:
-        yield
-    finally:
-        _current = before
-        process.end()
+def start_tracker(process: "MlflowProcess | None", *arguments: Any) -> NullTracker:
+    """`Tracker.start(*arguments)`, in that process where there is one."""
+    return Tracker.start(*arguments) if process is None else _Remote(process, arguments)
 
 
-def start_tracker(*arguments: Any) -> NullTracker:
-    """`Tracker.start(*arguments)`, in the process of `mlflow_apart` where there is one."""
-    return Tracker.start(*arguments) if _current is None else _Remote(_current, arguments)
+class MlflowProcess:
+    """The process, which begins to load MLflow at once, and the way to it; a context manager, which ends it.
 
-
-class _Process:
-    """The process, and the way to it.  Signals that a terminal sends do not reach it; it ends with the driver."""
+    Signals that a terminal sends do not reach it; it ends with the driver.
+    """
 
     def __init__(self) -> None:
         self._asked = False
@@ -58,6 +47,12 @@ class _Process:
         with contextlib.suppress(OSError):
             self._pipe.send(question)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     def end(self) -> None:
         """Let it end, after what it was told last; at once if it was never asked: it may still be loading MLflow."""
         self._pipe.close()
@@ -73,7 +68,7 @@ class _Process:
 class _Remote(NullTracker):
     """A tracker in that process; as there, no method raises after the start."""
 
-    def __init__(self, process: _Process, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, process: MlflowProcess, arguments: tuple[Any, ...]) -> None:
         self._process, self._lost = process, ""
         self._problems: list[str] = []
         self._directory = arguments[-1]

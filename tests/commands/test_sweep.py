@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -13,14 +14,14 @@ import yaml
 from raysim import cli
 from raysim.commands.sweep import sweep as sweep_module
 from raysim.commands.sweep import table as sweep_table
+from raysim.commands.sweep.entry import sweep
 from raysim.commands.sweep.grid import read_sweep
-from raysim.commands.sweep.sweep import sweep
 from raysim.config.load import load_config
 from raysim.core.errors import ConfigError, RayLost, RunError, UserError
 from raysim.core.records import Dataset
 from raysim.core.signals import Interrupted
 from raysim.data import datasets
-from raysim.lifecycle.runner import run
+from raysim.lifecycle.entry import run
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def test_a_sweep_runs_once_then_skips_and_tabulates_over_seeds(tmp_path, small, 
     written_runs = pd.read_csv(result.directory / "runs.csv")
     assert list(written_runs["run_directory"]) == list(runs["run_directory"])
 
-    monkeypatch.setattr(sweep_module, "run", lambda *_, **__: pytest.fail("a finished cell was run again"))
+    monkeypatch.setattr(sweep_module, "run_experiment", lambda *_, **__: pytest.fail("a finished cell was run again"))
     capsys.readouterr()
     again = sweep(path)
     assert again.directory == result.directory and capsys.readouterr().out.count("finished before, in") == 4
@@ -192,7 +193,7 @@ def test_an_interrupted_cell_goes_on_from_its_checkpoint(tmp_path, small, ray_he
     from raysim.federation import server
 
     path = written(tmp_path, small, {"seed": [4]})
-    original = server.Server.next_round
+    original = server.Server.train
 
     def stops(self: Any, state: Any) -> Any:
         if state.round == 1:
@@ -200,7 +201,7 @@ def test_an_interrupted_cell_goes_on_from_its_checkpoint(tmp_path, small, ray_he
         return original(self, state)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(server.Server, "next_round", stops)
+        patched.setattr(server.Server, "train", stops)
         sweep(path)
     (interrupted,) = (tmp_path / "runs").glob("base-*")
     assert json.loads((interrupted / "status.json").read_text())["status"] == "KILLED"
@@ -227,7 +228,7 @@ def test_the_death_of_ray_ends_the_sweep_instead_of_failing_every_cell(tmp_path,
         tried.append(path)
         raise RayLost("Ray on this machine has died")
 
-    monkeypatch.setattr(sweep_module, "run", dead)
+    monkeypatch.setattr(sweep_module, "run_experiment", dead)
     with pytest.raises(RayLost):
         sweep(written(tmp_path, small, {"seed": [0, 1]}))
     assert len(tried) == 1
@@ -264,3 +265,39 @@ def test_a_result_with_failures_names_them():
     sweep_module.SweepResult(empty, empty, Path(), {}).check()
     with pytest.raises(RunError, match=r"1 of 2 runs failed.*\n  - b: no memory"):
         sweep_module.SweepResult(empty, empty, Path(), {"b": "no memory"}).check()
+
+
+def test_a_finished_run_on_data_that_have_changed_since_is_made_again_and_it_says_so(
+    tmp_path, small, ray_here, capsys
+):
+    """Test labels shift by one: the accuracy in the table is that of the labels that are there now."""
+    draw = np.random.default_rng(0)
+    labels_N = np.arange(200) % 4
+    images = (labels_N[:, None, None, None] * 60 + draw.integers(0, 20, (200, 1, 8, 8))).astype(np.uint8)
+    arrays = {"train_images": images, "train_labels": labels_N}
+    arrays |= {"test_images": images[:40], "test_labels": labels_N[:40]}
+    np.savez(tmp_path / "own.npz", **arrays)
+    path = written(tmp_path, small | {"data": {"name": "npz", "path": str(tmp_path / "own.npz")}}, {"seed": [0]})
+    first = sweep(path)
+    np.savez(tmp_path / "own.npz", **(arrays | {"test_labels": (labels_N[:40] + 1) % 4}))
+    capsys.readouterr()
+    second = sweep(path)
+    said = capsys.readouterr().out
+    assert "note: the test labels changed since a finished run was made, which is therefore made again" in said
+    assert second.runs["run_directory"][0] != first.runs["run_directory"][0]
+    assert second.runs["final_accuracy"][0] < first.runs["final_accuracy"][0]
+
+
+def test_a_sweep_whose_runs_are_all_finished_reads_the_index_of_runs_once(tmp_path, small, ray_here, monkeypatch):
+    path = written(tmp_path, small | {"rounds": 1}, {"seed": [0, 1, 2]})
+    sweep(path)
+    read: list[Path] = []
+    index = sweep_module.RunIndex
+
+    def counted(root: Path, say: Any) -> Any:
+        read.append(root)
+        return index(root, say)
+
+    monkeypatch.setattr(sweep_module, "RunIndex", counted)
+    assert sweep(path).runs["status"].tolist() == ["FINISHED"] * 3
+    assert len(read) == 1

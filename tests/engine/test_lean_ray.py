@@ -33,7 +33,7 @@ AFTER_A_SIGNAL = """
 import os, signal, sys, time
 from raysim.config import Resources
 from raysim.engine.ray_start import BackgroundStart
-from raysim.interrupts import Interrupted, Signals
+from raysim.core.signals import Interrupted, Signals
 try:
     with Signals() as signals, BackgroundStart(signals) as start:
         start.begin(Resources(workers=1), lambda pool: None)

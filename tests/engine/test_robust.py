@@ -114,13 +114,15 @@ def updates_seen(run: Run, config: dict[str, Any], monkeypatch: pytest.MonkeyPat
 def step(run: Run, result: Result, config: dict[str, Any]) -> np.ndarray:
     """What round 1 added to the initial model: P."""
     from raysim.lifecycle.build import initial_model
+    from raysim.lifecycle.history import History
     from raysim.lifecycle.prepare import prepare
     from raysim.lifecycle.state_io import load
 
     checked = load_config(config)
     start = initial_model(checked, prepare(checked)).state().params_P
-    state, _ = load(result.directory / "checkpoints") or pytest.fail("no checkpoint")
-    return state.model.params_P.astype(np.float64) - start
+    history = History(result.directory / "history")
+    restored = load(result.directory / "checkpoints", history) or pytest.fail("no checkpoint")
+    return restored.state.model.params_P.astype(np.float64) - start
 
 
 @pytest.mark.parametrize("rule", RULES)

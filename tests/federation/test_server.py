@@ -9,7 +9,8 @@ import pytest
 
 from raysim import Result
 from raysim.core.records import ModelState
-from raysim.federation.server import _weight_ratio, cohort, cohort_size
+from raysim.federation.cohort import cohort, cohort_size
+from raysim.federation.metrics import weight_ratio
 
 Run = Callable[..., Result]
 
@@ -17,12 +18,12 @@ Run = Callable[..., Result]
 def test_the_weight_ratio_compares_means_of_noisy_and_clean_clients():
     """Noisy 0.1 and 0.3, mean 0.2; clean 0.6: a third.  Without either group, or without clean weight: nothing."""
     w_K = np.array([0.1, 0.6, 0.3])
-    ratio = _weight_ratio(w_K, np.array([True, False, True]))
+    ratio = weight_ratio(w_K, np.array([True, False, True]))
     assert list(ratio) == ["weight_ratio_noisy"]
     assert round(ratio["weight_ratio_noisy"], 12) == round(1 / 3, 12)
-    assert _weight_ratio(w_K, np.zeros(3, dtype=np.bool_)) == {}
-    assert _weight_ratio(w_K, np.ones(3, dtype=np.bool_)) == {}
-    assert _weight_ratio(np.array([1.0, 0.0]), np.array([True, False])) == {}
+    assert weight_ratio(w_K, np.zeros(3, dtype=np.bool_)) == {}
+    assert weight_ratio(w_K, np.ones(3, dtype=np.bool_)) == {}
+    assert weight_ratio(np.array([1.0, 0.0]), np.array([True, False])) == {}
 
 
 def test_a_fraction_of_the_clients_is_rounded_and_stands_for_at_least_one():

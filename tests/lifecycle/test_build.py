@@ -7,7 +7,7 @@ import pytest
 
 from raysim.config.load import load_config
 from raysim.core.errors import UserError
-from raysim.lifecycle.build import build_parts
+from raysim.lifecycle.build import build_components
 from raysim.lifecycle.prepare import load_dataset, prepare
 
 BASE = {
@@ -26,7 +26,7 @@ def dataset():
 
 def check(change: dict[str, Any]) -> None:
     config = load_config({**BASE, **change})
-    build_parts(config, prepare(config, dataset()))
+    build_components(config, prepare(config, dataset()))
 
 
 NOISE = {"update": {"clip": 1.0, "noise_multiplier": 1.0}}
@@ -99,7 +99,7 @@ EMPTY = {
 def build(change: dict[str, Any]) -> tuple[Any, Any]:
     config = load_config({**BASE, **EMPTY, **change})
     prepared = prepare(config, load_dataset(config))
-    return prepared, build_parts(config, prepared)
+    return prepared, build_components(config, prepared)
 
 
 @pytest.mark.parametrize(

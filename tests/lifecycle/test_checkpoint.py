@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raysim.lifecycle.checkpoint import CheckpointError, find_runs, load_latest, save, write_atomic
+from raysim.lifecycle.checkpoint import CheckpointError, load_latest, save, write_atomic
 
 ARRAYS = {
     "parameters": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -189,7 +189,7 @@ KILLED_WRITER = """
 import itertools, sys
 import numpy as np
 from pathlib import Path
-from raysim.checkpoint import save
+from raysim.lifecycle.checkpoint import save
 save(Path(sys.argv[1]), 0, {"w": np.full(50_000, 0)}, {"round": 0}, keep=2)
 print("ready", flush=True)
 for r in itertools.count(1):
@@ -236,15 +236,3 @@ def test_every_file_loads_without_pickle(tmp_path):
     save(tmp_path, 1, ARRAYS, {"scalar": np.float32(0.5)}, keep=1)
     assert json.loads((tmp_path / "round-000001.json").read_text())["meta"] == {"scalar": 0.5}
     assert load_file(arrays_file(tmp_path, 1)).keys() == ARRAYS.keys()
-
-
-def test_find_runs_gives_the_runs_of_one_configuration_newest_first(tmp_path):
-    ours, theirs = '{"config_hash": "a"}', '{"config_hash": "b"}'
-    contents = {"new": ours, "other": theirs, "old": ours, "broken": "{", "list": "[]"}
-    for age, (name, content) in enumerate(contents.items()):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "run.json").write_text(content)
-        os.utime(tmp_path / name / "run.json", (1e9 - age, 1e9 - age))
-    (tmp_path / "empty").mkdir()
-    assert find_runs(tmp_path, "a") == [tmp_path / "new", tmp_path / "old"]
-    assert find_runs(tmp_path / "missing", "a") == []

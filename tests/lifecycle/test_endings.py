@@ -146,7 +146,7 @@ def test_a_full_disk_does_not_hide_how_the_run_ended(tmp_path: Path, monkeypatch
     def full(*_: object) -> None:
         raise OSError(28, "No space left")
 
-    monkeypatch.setattr("raysim.lifecycle.checkpoint.write_atomic", full)
+    monkeypatch.setattr("raysim.lifecycle.directory.write_atomic", full)
     assert directory.write_status("FAILED", "why") == ["status.json could not be written: [Errno 28] No space left"]
 
 

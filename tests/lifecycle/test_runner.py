@@ -19,8 +19,8 @@ from safetensors.numpy import load_file
 import raysim
 from raysim import Result, load_config
 from raysim.core.errors import UserError
-from raysim.engine.object_store import share
-from raysim.lifecycle import runner
+from raysim.engine.object_store import put_shared
+from raysim.lifecycle import experiment
 from raysim.lifecycle.prepare import load_dataset
 from raysim.lifecycle.summary import accuracy_auc, accuracy_summary
 from raysim.ui.display import Display
@@ -160,21 +160,21 @@ def test_while_it_trains_the_driver_keeps_no_images_of_its_own(
     run: Run, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     """The array that was read is gone once it is in the object store, which the driver looks into like any worker."""
-    prepare, read, alive = runner.prepare, [], []
+    prepare, read, alive = experiment.prepare, [], []
 
     def watched(*arguments: Any) -> Any:
         prepared = prepare(*arguments)
         read.append(weakref.ref(prepared.dataset.train_images))
         return prepared
 
-    monkeypatch.setattr(runner, "prepare", watched)
+    monkeypatch.setattr(experiment, "prepare", watched)
     monkeypatch.setattr(Display, "round", lambda *_: alive.append(read[0]() is not None))
     run(small)
     assert alive == [False] * 3
 
 
 def test_an_array_from_the_store_is_the_same_and_cannot_be_written_to(ray_here: None):
-    reference, array = share(np.arange(1000))
+    reference, array = put_shared(np.arange(1000))
     assert np.array_equal(array, np.arange(1000)) and not array.flags.writeable and not array.flags.owndata
     assert ray.get(reference).ctypes.data == array.ctypes.data
 

@@ -14,35 +14,33 @@ import psutil
 import pytest
 
 from raysim.core.errors import UserError
-from raysim.tracking import process as tracking_process
-from raysim.tracking.process import mlflow_apart, start_tracker
+from raysim.tracking.process import MlflowProcess, start_tracker
 from raysim.tracking.tracker import NullTracker, Tracker
 
 
 @pytest.fixture(scope="module")
-def apart() -> Iterator[int]:
-    """The id of the process."""
-    with mlflow_apart():
-        yield the_process().pid
+def apart() -> Iterator[MlflowProcess]:
+    with MlflowProcess() as process:
+        yield process
 
 
-def the_process() -> psutil.Process:
-    assert tracking_process._current is not None
-    return psutil.Process(tracking_process._current._process.pid)
+def child_of(process: MlflowProcess) -> psutil.Process:
+    return psutil.Process(process._process.pid)
 
 
-def begin(folder: Path, uri: str | None = None, resume: str | None = None) -> NullTracker:
+def begin(
+    process: MlflowProcess | None, folder: Path, uri: str | None = None, resume: str | None = None
+) -> NullTracker:
     uri = uri or f"sqlite:///{folder}/mlflow.db"
-    return start_tracker(uri, "tests", "a run", {"seed": 3}, {"config_hash": "abc"}, resume, folder)
+    return start_tracker(process, uri, "tests", "a run", {"seed": 3}, {"config_hash": "abc"}, resume, folder)
 
 
 def stored(tracker: NullTracker) -> Any:
     return mlflow.MlflowClient(tracking_uri=tracker.uri).get_run(tracker.run_id)
 
 
-@pytest.mark.usefixtures("apart")
-def test_everything_arrives_in_the_store(tmp_path: Path):
-    tracker = begin(tmp_path)
+def test_everything_arrives_in_the_store(apart: MlflowProcess, tmp_path: Path):
+    tracker = begin(apart, tmp_path)
     assert not isinstance(tracker, Tracker)
     (tmp_path / "figure.png").write_bytes(b"png")
     tracker.log_round(1, {"accuracy": 0.5, "loss": float("nan")})
@@ -59,31 +57,29 @@ def test_everything_arrives_in_the_store(tmp_path: Path):
     assert tracker.problems == []
 
 
-@pytest.mark.usefixtures("apart")
-def test_one_process_serves_one_run_after_another_and_a_resume(tmp_path: Path):
-    first = begin(tmp_path)
+def test_one_process_serves_one_run_after_another_and_a_resume(apart: MlflowProcess, tmp_path: Path):
+    first = begin(apart, tmp_path)
     first.log_round(1, {"accuracy": 0.5})
     first.finish("KILLED")
-    again = begin(tmp_path, resume=first.run_id)
+    again = begin(apart, tmp_path, resume=first.run_id)
     again.log_round(1, {"accuracy": 0.5})
     again.log_round(2, {"accuracy": 0.6})
     again.finish("FINISHED")
     history = mlflow.MlflowClient(tracking_uri=again.uri).get_metric_history(again.run_id, "accuracy")
     assert again.run_id == first.run_id and [m.step for m in history] == [1, 2]
-    assert begin(tmp_path, uri="none").run_id == ""
+    assert begin(apart, tmp_path, uri="none").run_id == ""
 
 
-@pytest.mark.usefixtures("apart")
-def test_a_store_that_can_never_be_used_is_refused_here(tmp_path: Path):
+def test_a_store_that_can_never_be_used_is_refused_here(apart: MlflowProcess, tmp_path: Path):
     (tmp_path / "notes.txt").write_text("no database" * 100)
     with pytest.raises(UserError, match=r"tracking\.uri.*cannot be used"):
-        begin(tmp_path, uri=f"sqlite:///{tmp_path}/notes.txt")
+        begin(apart, tmp_path, uri=f"sqlite:///{tmp_path}/notes.txt")
 
 
-@pytest.mark.usefixtures("apart")
-def test_a_start_that_is_interrupted_leaves_a_run_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    process = tracking_process._current
-    assert process is not None
+def test_a_start_that_is_interrupted_leaves_a_run_that_says_so(
+    apart: MlflowProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    process = apart
 
     def interrupted(*question: Any) -> None:
         process._pipe.send(question)
@@ -93,17 +89,15 @@ def test_a_start_that_is_interrupted_leaves_a_run_that_says_so(tmp_path: Path, m
     with monkeypatch.context() as patch:
         patch.setattr(process, "ask", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            begin(tmp_path)
+            begin(apart, tmp_path)
     process._pipe.recv(), process._pipe.recv()
     (run,) = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db").search_runs(["1"])
     assert (run.info.status, run.data.tags["message"]) == ("KILLED", "interrupted")
 
 
-@pytest.mark.usefixtures("apart")
-def test_a_start_that_nobody_waits_for_any_more_begins_no_run(tmp_path: Path):
+def test_a_start_that_nobody_waits_for_any_more_begins_no_run(apart: MlflowProcess, tmp_path: Path):
     """As when the driver is killed while MLflow is still being loaded."""
-    process, child = tracking_process._current, the_process()
-    assert process is not None
+    process, child = apart, child_of(apart)
     child.suspend()
     process._pipe.send(("start", f"sqlite:///{tmp_path}/mlflow.db", "tests", "a run", {}, {}, None, tmp_path))
     process.tell("finish", "KILLED", "interrupted")
@@ -112,21 +106,21 @@ def test_a_start_that_nobody_waits_for_any_more_begins_no_run(tmp_path: Path):
     assert not (tmp_path / "mlflow.db").exists()
 
 
-def test_a_run_whose_id_was_never_put_on_record_is_found_by_its_name(tmp_path: Path):
+def test_a_run_whose_id_was_never_put_on_record_is_found_by_its_name(apart: MlflowProcess, tmp_path: Path):
     """The driver died between the two."""
-    first, other = begin(tmp_path), begin(tmp_path)
+    first, other = begin(apart, tmp_path), begin(apart, tmp_path)
     other.finish("FINISHED")
     mlflow.MlflowClient(tracking_uri=first.uri).update_run(other.run_id, name="another")
-    again = begin(tmp_path, resume="")
+    again = begin(apart, tmp_path, resume="")
     again.finish("FINISHED")
     assert again.run_id == first.run_id != other.run_id
-    assert begin(tmp_path / "elsewhere", resume="").run_id not in ("", first.run_id)
+    assert begin(apart, tmp_path / "elsewhere", resume="").run_id not in ("", first.run_id)
 
 
 def test_the_run_goes_on_where_the_process_is_killed(tmp_path: Path):
-    with mlflow_apart():
-        tracker = begin(tmp_path)
-        the_process().kill()
+    with MlflowProcess() as process:
+        tracker = begin(process, tmp_path)
+        child_of(process).kill()
         tracker.log_round(1, {"accuracy": 0.5})
         tracker.finish("FINISHED")
         (problem,) = tracker.problems
@@ -134,19 +128,17 @@ def test_the_run_goes_on_where_the_process_is_killed(tmp_path: Path):
 
 
 def test_a_process_that_nobody_used_ends_at_once_and_signals_of_the_terminal_pass_it_by():
-    before = tracking_process._current
-    with mlflow_apart():
-        process = the_process()
-        assert os.getpgid(process.pid) != os.getpgid(0)
-    assert not process.is_running()
-    assert tracking_process._current is before
+    with MlflowProcess() as process:
+        child = child_of(process)
+        assert os.getpgid(child.pid) != os.getpgid(0)
+    assert not child.is_running()
 
 
 ORPHAN = """
 import time
-from raysim import tracking_process
-with tracking_process.mlflow_apart():
-    print(tracking_process._current._process.pid, flush=True)
+from raysim.tracking.process import MlflowProcess
+with MlflowProcess() as process:
+    print(process._process.pid, flush=True)
     time.sleep(100)
 """
 

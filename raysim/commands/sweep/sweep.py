@@ -1,11 +1,10 @@
 """Many runs on one Ray: every combination of a grid, finished ones skipped, and a table over seeds at the end."""
 
-import contextlib
 import hashlib
 import json
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -15,19 +14,25 @@ import yaml
 
 from raysim.commands.sweep import table as sweep_table
 from raysim.commands.sweep.grid import Cell, Grid, named, read_sweep
-from raysim.config.schema import Config, Resources
+from raysim.config.plugin_guard import blaming
+from raysim.config.schema import PLUGIN_SECTIONS, Config, Resources
 from raysim.core.errors import ConfigError, RayLost, RunError, UserError
 from raysim.core.files import write_atomic
 from raysim.core.persistent import persistent_path
 from raysim.core.records import Dataset
 from raysim.core.signals import Signals
+from raysim.data.digest import digest
 from raysim.engine.session import Session
+from raysim.engine.versions import installed
 from raysim.lifecycle import resume
-from raysim.lifecycle.build import build_parts
-from raysim.lifecycle.checkpoint import find_runs
+from raysim.lifecycle.build import build_components, plugin
 from raysim.lifecycle.directory import RunDirectory
-from raysim.lifecycle.prepare import load_dataset, prepare
-from raysim.lifecycle.runner import run
+from raysim.lifecycle.find_runs import RunIndex
+from raysim.lifecycle.identity import Identity, code_digests
+from raysim.lifecycle.prepare import Prepared, load_dataset, prepare
+from raysim.lifecycle.prepare import named as named_plugins
+from raysim.lifecycle.runner import run_experiment
+from raysim.tracking.process import MlflowProcess
 from raysim.tracking.tracker import check_uri
 from raysim.ui.display import Display, duration
 
@@ -51,31 +56,45 @@ class SweepResult:
             raise RunError(f"{len(self.failed)} of {len(self.runs)} runs failed; start it again to retry them:{causes}")
 
 
-def sweep(file: str | Path, overrides: Iterable[str] = ()) -> SweepResult:
-    """Run every combination of a sweep file, one after another on one Ray.
-
-    overrides: dotted keys that change the base, `grid.KEY=[...]` one axis.
-    Cells whose run is finished (same configuration, same rounds, in output.dir) are not run again; interrupted ones go
-    on from their last checkpoint.  A cell that fails is recorded and the others go on.
-    Raises ConfigError or UserError, before Ray starts, for input that cannot work in any cell.
-    """
+def run_sweep(file: str | Path, overrides: Iterable[str] = (), mlflow: MlflowProcess | None = None) -> SweepResult:
+    """As `commands.sweep.entry.sweep`.  mlflow: the process that keeps the MLflow runs; None: this one."""
     with Display() as display:
         display.line(f"raysim: reading {file}")
         grid = read_sweep(file, overrides)
-        splits = _Splits()
-        images = _check(grid, splits)
+        for uri in {cell.config.tracking.uri for cell in grid.cells}:
+            check_uri(uri)
+        inputs = _Inputs()
+        index = RunIndex(persistent_path(grid.cells[0].config.output.dir), display.line)
+        tasks = _check(grid, inputs, index)
         directory = _directory(grid)
         write_atomic(directory / "sweep.json", json.dumps({"runs": len(grid.cells)}).encode())
-        work = _Sweep(grid, directory, display, splits)
-        for note in [*grid.notes, *splits.notes]:
+        for note in [*grid.notes, *inputs.notes, *_told(tasks)]:
             display.line(f"note: {note}")
-        done = sum(_finished(cell.config) is not None for cell in grid.cells)
+        done = sum(task.finished is not None for task in tasks)
+        images = sum(task.images for task in tasks)
         display.line(
-            f"{len(grid.cells)} runs, {done} of them finished before; {images:,} synthetic images in all, those that "
+            f"{len(tasks)} runs, {done} of them finished before; {images:,} synthetic images in all, those that "
             f"runs share counted each time; results in {directory}"
         )
-        work.all_cells()
+        work = _Sweep(grid, directory, display, inputs, mlflow)
+        work.all_cells(tasks)
         return work.result()
+
+
+@dataclass
+class _Task:
+    """A cell and what there is of it: a finished run to take over, or one to go on with, or neither.
+
+    images: synthetic ones that it asks for.  stale: what changed since a finished run was made, which is made again.
+    other_code: what of code and versions differs from a finished run that is taken over all the same.
+    """
+
+    cell: Cell
+    images: int
+    finished: RunDirectory | None = None
+    interrupted: RunDirectory | None = None
+    stale: list[str] = field(default_factory=list)
+    other_code: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -85,42 +104,49 @@ class _Sweep:
     grid: Grid
     directory: Path
     display: Display
-    splits: "_Splits"
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    inputs: "_Inputs"
+    mlflow: MlflowProcess | None
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
-    def all_cells(self) -> None:
+    def all_cells(self, tasks: Sequence[_Task]) -> None:
         """Run what is left, on one Ray that is started here unless there is one."""
-        with Signals() as signals, contextlib.ExitStack() as stack:
-            began, ran, session = time.monotonic(), 0, None
-            for i, cell in enumerate(self.grid.cells, 1):
-                finished = _finished(cell.config)
-                where = f"[{i}/{len(self.grid.cells)}] {cell.name}"
-                if finished is not None:
-                    self.display.line(f"{where}: finished before, in {finished.path.name}")
-                else:
-                    pace = f", about {duration((time.monotonic() - began) / ran * self._left(i))} left" if ran else ""
-                    self.display.line(f"\n{where}{pace}")
-                    if session is None:
-                        widest = _widest([c.config.resources for c in self.grid.cells])
-                        session = stack.enter_context(Session(widest))
-                        signals.listen()  # Ray takes SIGTERM for itself when it starts
-                    finished, ran = self._run(cell, session), ran + 1
-                self._record(cell, finished)
+        for place, task in enumerate(tasks, 1):
+            if task.finished is not None:
+                self.display.line(f"{self._where(place, task)}: finished before, in {task.finished.path.name}")
+                self._record(task.cell, task.finished)
+        left = [(place, task) for place, task in enumerate(tasks, 1) if task.finished is None]
+        self._write()
+        if not left:
+            return
+        with Signals() as signals, Session(_widest([cell.config.resources for cell in self.grid.cells])) as session:
+            signals.listen()  # Ray takes SIGTERM for itself when it starts
+            began = time.monotonic()
+            for ran, (place, task) in enumerate(left):
+                pace_s = (time.monotonic() - began) / ran if ran else 0.0
+                pace = f", about {duration(pace_s * (len(left) - ran))} left" if ran else ""
+                self.display.line(f"\n{self._where(place, task)}{pace}")
+                self._record(task.cell, self._run(task, session))
+                self._write()
 
-    def _left(self, i: int) -> int:
-        return sum(_finished(cell.config) is None for cell in self.grid.cells[i - 1 :])
+    def _where(self, place: int, task: _Task) -> str:
+        return f"[{place}/{len(self.grid.cells)}] {task.cell.name}"
 
-    def _run(self, cell: Cell, session: Session) -> RunDirectory | None:
+    def _run(self, task: _Task, session: Session) -> RunDirectory | None:
         """The finished run of a cell, or None if it failed."""
+        cell, earlier = task.cell, task.interrupted
         path = _write_cell(self.directory, cell)
         outcome = _Outcome()
         with outcome:
-            dataset = self.splits.of(cell.config)
-            earlier = _to_resume(cell.config)
             if earlier is not None:
                 self.display.line(f"goes on with {earlier.path.name}, which has {resume.rounds_done(earlier)} rounds")
-            result = run(path, resume=earlier is not None, session=session, dataset=dataset)
+            result = run_experiment(
+                path,
+                resume=earlier is not None,
+                session=session,
+                dataset=self.inputs.dataset(cell.config),
+                mlflow=self.mlflow,
+            )
             return RunDirectory(result.directory)
         self.failed[cell.name] = outcome.cause
         path.with_suffix(".error.txt").write_text(outcome.trace, encoding="utf-8")
@@ -128,13 +154,21 @@ class _Sweep:
         return None
 
     def _record(self, cell: Cell, finished: RunDirectory | None) -> None:
-        """Add the row of a cell, and write the files anew: what is done is never lost."""
+        """Take the row of a cell."""
         cause = self.failed.get(cell.name, "")
-        self.rows.append(sweep_table.row(cell, finished, cause, self.grid.target_accuracy))
-        sweep_table.write(self.directory, self.rows, self.grid.target_accuracy)
+        self.rows[cell.name] = sweep_table.row(cell, finished, cause, self.grid.target_accuracy)
+
+    def _write(self) -> None:
+        """Write the files anew, cells in the order of the grid: what is done is never lost."""
+        if self.rows:
+            sweep_table.write(self.directory, self._rows(), self.grid.target_accuracy)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [self.rows[cell.name] for cell in self.grid.cells if cell.name in self.rows]
 
     def result(self) -> SweepResult:
-        runs, table = sweep_table.frames(self.rows, self.grid.target_accuracy)
+        """The tables, which are shown, too."""
+        runs, table = sweep_table.frames(self._rows(), self.grid.target_accuracy)
         text = (self.directory / "table.txt").read_text(encoding="utf-8")
         self.display.line(f"\n{text}")
         return SweepResult(runs, table, self.directory, self.failed)
@@ -163,37 +197,107 @@ class _Outcome:
         return True
 
 
-class _Splits:
-    """The data sets of a sweep, each loaded once."""
+class _Inputs:
+    """What the cells of a sweep read, each data set, generator and source file once."""
 
     def __init__(self) -> None:
-        self._loaded: dict[str, Dataset] = {}
+        self._datasets: dict[str, Dataset] = {}
+        self._digests: dict[str, dict[str, str]] = {}
+        self._generators: dict[tuple[str, str], str] = {}
+        self._code: dict[frozenset[str], dict[str, str]] = {}
+        self.versions = installed()
         self.notes: list[str] = []
 
-    def of(self, config: Config) -> Dataset:
+    def dataset(self, config: Config) -> Dataset:
         """The data set of a cell."""
-        key = json.dumps(config.data.model_dump(exclude={"augment"}), sort_keys=True)
-        if key not in self._loaded:
-            self._loaded[key] = load_dataset(config, self.notes)
-        return self._loaded[key]
+        key = self._key(config)
+        if key not in self._datasets:
+            self._datasets[key] = load_dataset(config, self.notes)
+        return self._datasets[key]
+
+    def identity(self, config: Config, prepared: Prepared) -> Identity:
+        """What a run of a cell would read now."""
+        key = self._key(config)
+        if key not in self._digests:
+            self._digests[key] = digest(prepared.dataset)
+        names = frozenset(getattr(config, section).name for section in PLUGIN_SECTIONS)
+        if names not in self._code:
+            self._code[names] = code_digests(config)
+        return Identity(
+            config=config.hash(),
+            partition=prepared.partition.sha256(),
+            data=self._digests[key],
+            generator=self._generator(config, prepared) if prepared.quota_KC.any() else "",
+            code=self._code[names],
+            versions=self.versions,
+            device="",
+        )
+
+    def _generator(self, config: Config, prepared: Prepared) -> str:
+        key = json.dumps(config.generator.model_dump(), sort_keys=True), self._key(config)
+        if key not in self._generators:
+            built = plugin("generator", config.generator).build(prepared.dataset, "cpu")
+            self._generators[key] = built.fingerprint()
+        return self._generators[key]
+
+    def _key(self, config: Config) -> str:
+        return json.dumps(config.data.model_dump(exclude={"augment"}), sort_keys=True)
 
 
-def _check(grid: Grid, splits: _Splits) -> int:
-    """Everything that can be known before Ray starts, for every cell; returns the images of all quotas together."""
-    for uri in {cell.config.tracking.uri for cell in grid.cells}:
-        check_uri(uri)
-    images = 0
+def _check(grid: Grid, inputs: _Inputs, index: RunIndex) -> list[_Task]:
+    """Everything that can be known before Ray starts, for every cell: what is left to do, and that it can work."""
+    tasks: list[_Task] = []
     found: dict[str, list[str]] = {}
     for cell in grid.cells:
         try:
-            prepared = prepare(cell.config, splits.of(cell.config))
-            build_parts(cell.config, prepared)
-            images += int(prepared.quota_KC.sum())
+            prepared = prepare(cell.config, inputs.dataset(cell.config))
+            with blaming(named_plugins(cell.config)):
+                task = _task(cell, prepared, inputs, index)
+            if task.finished is None:
+                build_components(cell.config, prepared)
+            tasks.append(task)
         except UserError as error:
             found.setdefault(str(error), []).append(cell.name)
     if found:
         raise ConfigError([f"{problem} [{named(cells)}]" for problem, cells in found.items()], f"the sweep {grid.name}")
-    return images
+    return tasks
+
+
+def _task(cell: Cell, prepared: Prepared, inputs: _Inputs, index: RunIndex) -> _Task:
+    """What there is of a cell among the runs of its configuration, the newest first."""
+    task = _Task(cell, int(prepared.quota_KC.sum()))
+    rounds = cell.config.rounds
+    identity = inputs.identity(cell.config, prepared)
+    for run in index.of(identity.config):
+        before = run.read_json("run.json")
+        changed, code = identity.changed_inputs(before), identity.changed_code(before)
+        changed += [text for text in code if text.startswith("the code of ") and not text.endswith(" raysim")]
+        if resume.is_finished(run, rounds) and not resume.is_finished(run, rounds + 1):
+            if not changed:
+                task.finished, task.other_code = run, code
+                return task
+            task.stale = changed
+        elif task.interrupted is None and not changed and not code and resume.rounds_done(run) <= rounds:
+            task.interrupted = run
+    return task
+
+
+def _told(tasks: Sequence[_Task]) -> list[str]:
+    """What there is to say of finished runs that no longer are what a run of now would be."""
+    notes = []
+    for stale, names in _grouped(tasks, lambda task: task.stale).items():
+        notes.append(f"{stale} changed since a finished run was made, which is therefore made again: {names}")
+    for code, names in _grouped(tasks, lambda task: task.other_code).items():
+        notes.append(f"{code}: finished before that change, and kept as they are: {names}")
+    return notes
+
+
+def _grouped(tasks: Sequence[_Task], texts: Callable[[_Task], list[str]]) -> dict[str, str]:
+    groups: dict[str, list[str]] = {}
+    for task in tasks:
+        if texts(task):
+            groups.setdefault(" and ".join(texts(task)), []).append(task.cell.name)
+    return {text: named(cells) for text, cells in groups.items()}
 
 
 def _directory(grid: Grid) -> Path:
@@ -213,25 +317,6 @@ def _write_cell(directory: Path, cell: Cell) -> Path:
     path = directory / "cells" / f"{cell.slug}.yaml"
     write_atomic(path, yaml.safe_dump(cell.config.resolved(), sort_keys=False).encode())
     return path
-
-
-def _runs(config: Config) -> list[RunDirectory]:
-    root = persistent_path(config.output.dir)
-    return [RunDirectory(path) for path in find_runs(root, config.hash())]
-
-
-def _finished(config: Config) -> RunDirectory | None:
-    """The newest run of this configuration that has ended after exactly these rounds."""
-    for found in _runs(config):
-        if resume.is_finished(found, config.rounds) and not resume.is_finished(found, config.rounds + 1):
-            return found
-    return None
-
-
-def _to_resume(config: Config) -> RunDirectory | None:
-    """The newest run of this configuration, unless it has gone beyond the rounds asked for."""
-    newest = next(iter(_runs(config)), None)
-    return newest if newest is not None and resume.rounds_done(newest) <= config.rounds else None
 
 
 def _widest(resources: list[Resources]) -> Resources:

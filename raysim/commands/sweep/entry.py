@@ -1,0 +1,24 @@
+"""`raysim sweep`: loads little itself, so that MLflow is already being loaded while everything else is."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raysim.tracking.process import MlflowProcess
+
+if TYPE_CHECKING:
+    from raysim.commands.sweep.sweep import SweepResult
+
+
+def sweep(file: str | Path, overrides: Iterable[str] = ()) -> "SweepResult":
+    """Run every combination of a sweep file, one after another on one Ray.
+
+    overrides: dotted keys that change the base, `grid.KEY=[...]` one axis.
+    Cells whose run is finished (same configuration and inputs, same rounds, in output.dir) are not run again;
+    interrupted ones go on from their last checkpoint.  A cell that fails is recorded and the others go on.
+    Raises ConfigError or UserError, before Ray starts, for input that cannot work in any cell.
+    """
+    with MlflowProcess() as mlflow:
+        from raysim.commands.sweep.sweep import run_sweep
+
+        return run_sweep(file, overrides, mlflow)

@@ -1,0 +1,66 @@
+"""`raysim.run`: loads little itself, so that MLflow is already being loaded while everything else is."""
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from raysim.config.schema import Config
+from raysim.config.yaml_io import parse_overrides, read_yaml
+from raysim.core.errors import ConfigError
+from raysim.core.records import Dataset
+from raysim.tracking.process import MlflowProcess
+
+if TYPE_CHECKING:
+    from raysim.engine.session import Session
+    from raysim.lifecycle.build import Source
+    from raysim.lifecycle.summary import Result
+
+
+def run(
+    source: "Source",
+    overrides: Iterable[str] = (),
+    *,
+    resume: bool = False,
+    accept_changes: bool = False,
+    session: "Session | None" = None,
+    dataset: Dataset | None = None,
+    **keys: Any,
+) -> "Result":
+    """Run a configuration: a YAML file, a mapping, or a Config.
+
+    overrides: dotted keys as on the command line (`allocation.beta=8`).  keys: top-level keys, such as rounds=5.
+    resume: go on with the newest run of this configuration, from its last checkpoint, to the same result.
+    accept_changes: resume although code or versions have changed, which may change the result.
+    session, dataset: an open Ray session and a loaded data set, for runs that follow one another.
+    Raises ConfigError or UserError, before Ray starts, for input that cannot work, and RunError for a run that failed.
+    """
+    overrides = list(overrides)
+    with MlflowProcess() if _tracks(source, overrides, keys) else contextlib.nullcontext() as mlflow:
+        from raysim.lifecycle.runner import run_experiment
+
+        return run_experiment(
+            source,
+            overrides,
+            keys,
+            resume=resume,
+            accept_changes=accept_changes,
+            session=session,
+            dataset=dataset,
+            mlflow=mlflow,
+        )
+
+
+def _tracks(source: "Source", overrides: Iterable[str], keys: Mapping[str, Any]) -> bool:
+    """Whether a configuration asks for an MLflow run, from a first look at it, which finds no fault."""
+    try:
+        if isinstance(source, Config):
+            plain = source.resolved()
+        else:
+            plain = dict(source) if isinstance(source, Mapping) else read_yaml(source)
+        tracking = keys.get("tracking", plain.get("tracking"))
+        uri = tracking.get("uri") if isinstance(tracking, Mapping) else None
+        for steps, value in parse_overrides(overrides):
+            uri = value if list(steps) == ["tracking", "uri"] else uri
+    except (ConfigError, OSError, AttributeError):
+        return False  # it comes again, and is reported, where the configuration is read in full
+    return uri != "none"

@@ -1,0 +1,57 @@
+"""What a run computes: everything that is known, and everything that can be refused, before any worker starts."""
+
+from dataclasses import dataclass
+
+from raysim.config.schema import Config
+from raysim.core.records import Dataset
+from raysim.data.digest import digest
+from raysim.engine.placement import Placement
+from raysim.engine.session import placement_before_start
+from raysim.engine.versions import installed
+from raysim.lifecycle.build import Components, build_components
+from raysim.lifecycle.identity import Identity, code_digests
+from raysim.lifecycle.prepare import Prepared, prepare
+from raysim.tracking.tracker import check_uri
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A configuration with all that follows from it.
+
+    name: of its runs' folders.  placement: what will run where; None where a cluster is yet to answer.
+    """
+
+    config: Config
+    name: str
+    prepared: Prepared
+    components: Components
+    identity: Identity
+    placement: Placement | None
+
+    @classmethod
+    def prepare(cls, config: Config, name: str, dataset: Dataset | None = None) -> "Experiment":
+        """Read the data (unless given), deal them out, build the plug-ins.  Raises UserError for what cannot work."""
+        check_uri(config.tracking.uri)
+        placement = placement_before_start(config.resources)
+        prepared = prepare(config, dataset)
+        components = build_components(config, prepared)
+        return cls(config, name, prepared, components, identify(config, prepared, components, placement), placement)
+
+
+def identify(
+    config: Config,
+    prepared: Prepared,
+    components: Components,
+    placement: Placement | None,
+    data: dict[str, str] | None = None,
+) -> Identity:
+    """What tells this run from one that reads something else.  data: digests of the data set, if they are known."""
+    return Identity(
+        config=config.hash(),
+        partition=prepared.partition.sha256(),
+        data=digest(prepared.dataset) if data is None else data,
+        generator=components.generator_fingerprint,
+        code=code_digests(config),
+        versions=installed(),
+        device=placement.device if placement else "",
+    )

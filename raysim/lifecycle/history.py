@@ -1,0 +1,161 @@
+"""The record of a run's rounds, appended to files as the run goes: its cost does not grow with the number of rounds.
+
+A file is a sequence of arrays in numpy's own format, one after another, each the rows of some rounds with a field a
+column. A checkpoint holds how long each file was when it was written, and a checksum of that much. A resumed run cuts
+the files back to it, so rounds that a crash has undone are never in twice.
+"""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.core.records import ClientTable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_PENDING = 20_000
+"""Rows that may wait in memory for the next checkpoint; more are written at once."""
+
+
+class HistoryDamaged(Exception):
+    """A file of the history does not hold what a checkpoint says that it did."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How much of a file belongs to a checkpoint: its first `size` bytes, with this sha256."""
+
+    size: int = 0
+    sha256: str = hashlib.sha256().hexdigest()
+
+
+class RowFile:
+    """One file of rows, written in blocks of columns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._pending: list[ClientTable] = []
+        self._rows = 0
+        self._size = 0
+        self._digest = hashlib.sha256()
+
+    def cut(self, mark: Mark) -> None:
+        """Forget all that was written after a mark.  Raises HistoryDamaged where less, or something else, is there."""
+        digest = hashlib.sha256()
+        if mark.size:
+            if not self.path.is_file() or self.path.stat().st_size < mark.size:
+                raise HistoryDamaged(f"{self.path} is cut short")
+            with self.path.open("rb") as file:
+                left = mark.size
+                while left and (block := file.read(min(left, 1 << 20))):
+                    digest.update(block)
+                    left -= len(block)
+            if digest.hexdigest() != mark.sha256:
+                raise HistoryDamaged(f"the checksum of {self.path} does not match")
+        if self.path.exists():
+            os.truncate(self.path, mark.size)
+        self._pending = []
+        self._rows = 0
+        self._size = mark.size
+        self._digest = digest
+
+    def append(self, columns: ClientTable) -> None:
+        """Take rows, given as columns of equal length.  Raises OSError where many wait and cannot be written."""
+        self._pending.append(columns)
+        self._rows += len(next(iter(columns.values())))
+        if self._rows > MOST_PENDING:
+            self.flush()
+
+    def flush(self) -> Mark:
+        """Write what waits, and say how long the file is now.
+
+        Raises OSError; what was to be written still waits then, and is written with the next.
+        """
+        if self._pending:
+            block = _joined(self._pending)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._write(block)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.truncate(self.path, self._size)
+                raise
+            self._count(self._size)
+            self._pending = []
+            self._rows = 0
+        return Mark(self._size, self._digest.hexdigest())
+
+    def _write(self, block: NDArray[Any]) -> None:
+        with self.path.open("ab") as file:
+            file.truncate(self._size)  # a crash may have left more
+            np.save(file, block, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _count(self, start: int) -> None:
+        with self.path.open("rb") as file:
+            file.seek(start)
+            while block := file.read(1 << 20):
+                self._digest.update(block)
+        self._size = self.path.stat().st_size
+
+    def frame(self) -> "pd.DataFrame":
+        """All rows, written or waiting, as a table; a column that some rows lack is nan there."""
+        import pandas as pd
+
+        blocks: list[NDArray[Any]] = []
+        if self._size:
+            with self.path.open("rb") as file:
+                while file.tell() < self._size:
+                    blocks.append(np.load(file, allow_pickle=False))
+        if self._pending:
+            blocks.append(_joined(self._pending))
+        frames = [pd.DataFrame({name: block[name] for name in block.dtype.names or ()}) for block in blocks]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+class History:
+    """What a run has recorded: metrics, a row a round, and clients, a row per participant and round."""
+
+    def __init__(self, folder: Path) -> None:
+        self.metrics = RowFile(folder / "metrics.npy")
+        self.clients = RowFile(folder / "clients.npy")
+
+    def append(self, metrics: Mapping[str, float], clients: ClientTable) -> None:
+        """Take a finished round.  Raises OSError where much waits and the disk takes no more."""
+        self.metrics.append({name: np.array([value]) for name, value in metrics.items()})
+        self.clients.append(clients)
+
+    def flush(self) -> dict[str, dict[str, Any]]:
+        """Write what waits; returns the marks for a checkpoint, as plain data.  Raises OSError."""
+        return {name: vars(file.flush()) for name, file in self._files()}
+
+    def cut(self, marks: Mapping[str, Mapping[str, Any]]) -> None:
+        """Go back to a checkpoint's marks; without any, to an empty history.  Raises HistoryDamaged."""
+        for name, file in self._files():
+            file.cut(Mark(**marks[name]) if name in marks else Mark())
+
+    def _files(self) -> Sequence[tuple[str, RowFile]]:
+        return ("metrics", self.metrics), ("clients", self.clients)
+
+
+def _joined(tables: Sequence[ClientTable]) -> NDArray[Any]:
+    """Columns of several rounds as one array with a field a column; numbers that a round lacks are nan."""
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    lengths = [len(next(iter(table.values()))) for table in tables]
+    columns = {}
+    for name in names:
+        missing = [np.full(n, np.nan) for n in lengths]
+        columns[name] = np.concatenate([table.get(name, nan) for table, nan in zip(tables, missing, strict=True)])
+    block = np.empty(sum(lengths), dtype=[(name, column.dtype) for name, column in columns.items()])
+    for name, column in columns.items():
+        block[name] = column
+    return block

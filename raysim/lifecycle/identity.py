@@ -1,0 +1,115 @@
+"""What a run read: digests of its data, its generator, its plug-ins' source, its versions; and whether they still hold.
+
+A run whose data or generator have changed is another run. Changed code or versions may or may not change a result, so a
+resume goes on over them only when it is told to (`--accept-changes`).
+"""
+
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from raysim.config.schema import PLUGIN_SECTIONS, Config
+
+_PACKAGE = Path(__file__).parents[1]
+_DATA_NAMES = {
+    "train_images": "training images",
+    "train_labels": "training labels",
+    "test_images": "test images",
+    "test_labels": "test labels",
+    "class_names": "class names",
+    "public_images": "public images",
+    "public_labels": "labels of public images",
+}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Digests of what a run read, as hex strings by name.
+
+    config: of the configuration, without keys that change no result.  partition: who owns which sample.
+    data: of each part of the data set.  generator: of what determines its pixels; empty where no image is made.
+    code: of the source of plug-ins from elsewhere, by module, and of raysim itself.  versions: of the packages that
+    compute.  device: what the workers compute on, such as cpu; empty where that is not known before a cluster answers.
+    """
+
+    config: str
+    partition: str
+    data: Mapping[str, str]
+    generator: str
+    code: Mapping[str, str]
+    versions: Mapping[str, str]
+    device: str
+
+    def as_json(self) -> dict[str, Any]:
+        """As it stands in run.json."""
+        return {
+            "config_hash": self.config,
+            "partition_sha256": self.partition,
+            "data": dict(self.data),
+            "generator": self.generator,
+            "code": dict(self.code),
+            "versions": dict(self.versions),
+            "device": self.device,
+        }
+
+    def changed_inputs(self, before: Mapping[str, Any]) -> list[str]:
+        """What of the data and the generator is no longer what a run.json says, for people."""
+        data = before.get("data", {})
+        changed = [f"the {_DATA_NAMES.get(name, name)}" for name in sorted(_differing(data, self.data))]
+        if before.get("partition_sha256", self.partition) != self.partition and not changed:
+            changed.append("the partition")
+        if before.get("generator", self.generator) != self.generator:
+            changed.append("the generator or its weights")
+        return changed
+
+    def changed_code(self, before: Mapping[str, Any]) -> list[str]:
+        """What of code, versions and device is no longer what a run.json says, for people."""
+        versions = before.get("versions", {})
+        changed = [f"the code of {name}" for name in sorted(_differing(before.get("code", {}), self.code))]
+        for name in sorted(_differing(versions, self.versions)):
+            changed.append(f"{name} {versions.get(name, 'absent')} -> {self.versions.get(name, 'absent')}")
+        device = before.get("device", "")
+        if device and self.device and device != self.device:
+            changed.append(f"device {device} -> {self.device}")
+        return changed
+
+
+def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+    return {name for name in {*before, *now} if before.get(name) != now.get(name)}
+
+
+def code_digests(config: Config) -> dict[str, str]:
+    """sha256 of raysim's own source, and of each `module:attribute` plug-in's module with what lies beside it.
+
+    A plug-in in a package stands for the whole package. One that is a single module stands for it and for those modules
+    of the same folder that are loaded by now, so a helper that it imports counts, too.
+    """
+    digests = {"raysim": _sha256(_PACKAGE, _PACKAGE.rglob("*.py"))}
+    for name in {getattr(config, section).name for section in PLUGIN_SECTIONS}:
+        module = sys.modules.get(name.partition(":")[0]) if ":" in name else None
+        file = getattr(module, "__file__", None)
+        if module is not None and file is not None and _PACKAGE not in Path(file).parents:
+            digests[module.__name__] = _sha256(*_sources(module, Path(file)))
+    return digests
+
+
+def _sources(module: ModuleType, file: Path) -> tuple[Path, Iterable[Path]]:
+    top = sys.modules.get(module.__name__.partition(".")[0], module)
+    if hasattr(top, "__path__") and top.__file__ is not None:
+        folder = Path(top.__file__).parent
+        return folder, folder.rglob("*.py")
+    loaded = [getattr(other, "__file__", None) for other in list(sys.modules.values())]
+    return file.parent, [Path(path) for path in loaded if path is not None and Path(path).parent == file.parent]
+
+
+def _sha256(folder: Path, files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted({path.resolve() for path in files if path.suffix == ".py"}):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder.resolve())} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()

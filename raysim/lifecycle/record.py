@@ -1,0 +1,162 @@
+"""What is kept of a run while it goes: its folder, its MLflow run, the history of its rounds, and how it ended."""
+
+import shutil
+from dataclasses import dataclass, field
+from typing import Any
+
+from raysim.core.errors import UserError
+from raysim.core.signals import Signals
+from raysim.federation.server import RoundResult
+from raysim.federation.state import ServerState
+from raysim.lifecycle import state_io
+from raysim.lifecycle.checkpoint import CheckpointError
+from raysim.lifecycle.clock import PhaseClock
+from raysim.lifecycle.directory import RunDirectory
+from raysim.lifecycle.experiment import Experiment
+from raysim.lifecycle.history import History
+from raysim.lifecycle.messages import tracked
+from raysim.tracking.process import MlflowProcess, start_tracker
+from raysim.tracking.tracker import NullTracker, Status
+from raysim.ui.display import Display
+
+
+@dataclass
+class Record:
+    """The run directory and the MLflow run of an experiment.
+
+    identity: the content of run.json.  state: the newest round that is on record.  notes: what the summary says beside
+    the numbers.  ended: how the run ended is on record.
+    """
+
+    directory: RunDirectory
+    identity: dict[str, Any]
+    tracker: NullTracker
+    history: History
+    display: Display
+    clock: PhaseClock
+    keep_checkpoints: int
+    notes: list[str] = field(default_factory=list)
+    state: ServerState | None = None
+    ended: bool = False
+
+    @classmethod
+    def open(
+        cls,
+        experiment: Experiment,
+        directory: RunDirectory,
+        is_new: bool,
+        display: Display,
+        clock: PhaseClock,
+        mlflow: MlflowProcess | None,
+    ) -> "Record":
+        """Put an experiment on record, or go on with the record of an earlier run.
+
+        Raises UserError, with nothing left behind, where the MLflow store can never be used.
+        """
+        config = experiment.config
+        run_id = "" if is_new else directory.read_json("run.json")["mlflow_run_id"]
+        identity = {
+            **experiment.identity.as_json(),
+            "name": experiment.name,
+            "mlflow_run_id": run_id,
+            "result_keys": config.result_keys(),
+        }
+        try:
+            directory.write_json("run.json", identity)
+            if is_new:
+                directory.write_clients(experiment.prepared.partition, experiment.prepared.quota_KC)
+            tracker = start_tracker(
+                mlflow,
+                config.tracking.uri,
+                config.tracking.experiment,
+                directory.path.name,
+                config.resolved(),
+                {"config_hash": experiment.identity.config},
+                None if is_new else run_id,
+                directory.path,
+            )
+        except (UserError, KeyboardInterrupt):
+            if is_new:  # or the next --resume would find this run in place of one that did something
+                shutil.rmtree(directory.path, ignore_errors=True)
+            raise
+        history = History(directory.path / "history")
+        return cls(directory, identity, tracker, history, display, clock, config.output.keep_checkpoints)
+
+    def begin(self) -> None:
+        """Say that the run is under way."""
+        self._remember_run_id()
+        self._warn([*self.directory.write_status("RUNNING", ""), *self.tracker.problems])
+
+    def note(self, *notes: str) -> None:
+        """Keep notes for the summary, and show them."""
+        self.notes += notes
+        for text in notes:
+            self.display.line(f"note: {text}")
+
+    def restore(self, initial: ServerState) -> ServerState:
+        """The state to go on from: that of the newest sound checkpoint, or the initial one, with its history."""
+        found = state_io.load(self.directory.checkpoints, self.history)
+        self.state = initial
+        if found is not None:
+            self.state = found.state
+            self.note(*found.notes)
+        self.display.line(f"resuming {self.directory.path.name} after round {self.state.round}")
+        for row in self.history.metrics.frame().to_dict("records"):
+            self.tracker.log_round(int(row["round"]), tracked({k: v for k, v in row.items() if v == v}))
+        return self.state
+
+    def append(self, result: RoundResult) -> None:
+        """Take a finished round into the history; what the disk refuses waits for the next checkpoint."""
+        try:
+            self.history.append(result.metrics, result.clients)
+        except OSError as error:
+            self._note_once(f"the history of the rounds waits in memory: {error.strerror or error}")
+        self.state = result.state
+
+    def track(self, result: RoundResult) -> None:
+        """Send a round's metrics to MLflow."""
+        with self.clock.timed("track"):
+            self.tracker.log_round(result.state.round, tracked(result.metrics))
+            self._remember_run_id()
+
+    def checkpoint(self) -> None:
+        """Write the newest state and what the history lacks; a disk that takes no more costs the run nothing else."""
+        if self.state is None:
+            return
+        try:
+            with self.clock.timed("checkpoint"):
+                state_io.save(self.directory.checkpoints, self.state, self.history, self.keep_checkpoints)
+        except CheckpointError as error:
+            self.notes.append(str(error))
+            self._warn([str(error)])
+
+    def end(self, error: BaseException | None, signals: Signals, hint: str = "") -> None:
+        """Say how the run ended, before Ray is shut down; only the first call counts.  hint: how to go on."""
+        signals.ending = True
+        if self.ended:
+            return
+        self.ended = True
+        status: Status = "FINISHED" if error is None else "FAILED"
+        message = "" if error is None else f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyboardInterrupt):
+            status = "KILLED"
+            message = f"interrupted {error}".strip()
+            self.display.line(f"stopped; what was done is kept in {self.directory.path}: {hint}")
+        problems = self.directory.write_status(status, message)
+        self.tracker.finish(status, message)
+        self._warn([*problems, *self.tracker.problems])
+
+    def _remember_run_id(self) -> None:
+        """Keep the MLflow run's id for a resume; a store that is away at the start gives it later."""
+        if self.tracker.run_id not in ("", self.identity["mlflow_run_id"]):
+            self.identity["mlflow_run_id"] = self.tracker.run_id
+            self.directory.write_json("run.json", self.identity)
+
+    def _note_once(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+            self._warn([text])
+
+    def _warn(self, problems: list[str]) -> None:
+        for problem in problems:
+            self.display.line(f"warning: {problem}")
