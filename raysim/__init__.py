@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from raysim.config.load import load_config
-    from raysim.lifecycle.runner import run
+    from raysim.lifecycle.entry import run
     from raysim.lifecycle.summary import Result
 
 __version__ = "0.1.0"

@@ -84,31 +84,31 @@ def test_a_resume_on_other_data_is_refused_by_name(run: Run, own_data: tuple[dic
     assert run(config, rounds=2, resume=True).summary["rounds"] == 2
 
 
-PLUGIN = """
-from torch import nn
-def net(channels, image_size, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.{activation}(), nn.Linear(8, classes))
+POLICY = """
+import numpy as np
+def none_at_all(counts_KC):
+    return np.zeros_like(counts_KC) * {factor}
 """
 
 
 def test_a_resume_with_edited_code_or_other_versions_goes_on_only_when_told_to(
     run: Run, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    source = tmp_path / "my_network.py"
-    source.write_text(PLUGIN.format(activation="ReLU"))
+    source = tmp_path / "my_policy.py"
+    source.write_text(POLICY.format(factor=1))
     monkeypatch.syspath_prepend(str(tmp_path))
-    config = {**small, "rounds": 1, "model": {"name": "my_network:net"}}
+    config = {**small, "rounds": 1, "allocation": {"name": "my_policy:none_at_all"}}
     first = run(config)
-    source.write_text(PLUGIN.format(activation="Tanh"))
-    del sys.modules["my_network"]
-    with pytest.raises(UserError, match=r"the code of my_network changed since .*--accept-changes"):
+    source.write_text(POLICY.format(factor=2))
+    del sys.modules["my_policy"]
+    with pytest.raises(UserError, match=r"the code of my_policy changed since .*--accept-changes"):
         run(config, rounds=2, resume=True)
     path = first.directory / "run.json"
     content = json.loads(path.read_text())
     content["versions"]["torch"] = "1.0"
     path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"the code of my_network and torch 1\.0 -> "):
+    with pytest.raises(UserError, match=r"the code of my_policy and torch 1\.0 -> "):
         run(config, rounds=2, resume=True)
     resumed = run(config, rounds=2, resume=True, accept_changes=True)
-    assert any("the code of my_network" in note for note in resumed.summary["notes"])
+    assert any("the code of my_policy" in note for note in resumed.summary["notes"])
     assert run(config, rounds=3, resume=True).summary["rounds"] == 3

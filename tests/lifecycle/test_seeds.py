@@ -8,7 +8,7 @@ from raysim.config.load import load_config
 from raysim.core.errors import UserError
 from raysim.core.records import ClientTask
 from raysim.engine.client_runner import ClientRunner
-from raysim.lifecycle.build import build_parts, initial_model, worker_setup
+from raysim.lifecycle.build import build_components, initial_model, worker_setup
 from raysim.lifecycle.prepare import load_dataset, make_partition, prepare
 from raysim.models.flat_model import FlatModel
 
@@ -52,7 +52,7 @@ def worker(*overrides: str) -> tuple[ClientRunner, FlatModel]:
     """What a worker makes of a configuration, and the driver's initial model."""
     config = load_config(BASE, [NOISY, *overrides])
     prepared = prepare(config)
-    setup = worker_setup(config, build_parts(config, prepared).rule)
+    setup = worker_setup(config, build_components(config, prepared).rule)
     return ClientRunner(setup, prepared.dataset, prepared.partition, "cpu"), initial_model(config, prepared)
 
 
