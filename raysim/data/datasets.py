@@ -98,7 +98,9 @@ def _torchvision(
         class_names = class_names or getattr(source, "classes", None)
     train, test = loaded
     if name == "emnist":
-        train, test, class_names = _upright(train, class_names), _upright(test, class_names), _named(class_names)
+        train = _upright(train, class_names)
+        test = _upright(test, class_names)
+        class_names = _named(class_names)
     return build_dataset(name, train, test, class_names, flips=flips, test_fraction=0.2, split_seed=0, key="data.root")
 
 
@@ -145,7 +147,7 @@ def _md5(file: Path) -> str:
 
 
 def _uniform_layout(source: Any) -> Labelled:
-    """N x channels x H x W and int64 labels, whichever way torchvision keeps this data set."""
+    """N x channels x H x W and int64 labels, whatever the order in which torchvision keeps the axes."""
     images = np.asarray(source.data)
     if images.ndim == 3:
         images = images[:, None]
@@ -168,7 +170,7 @@ def _upright(data: Labelled, class_names: list[str] | None) -> Labelled:
 
 
 def labels(*, counts: list[Count] | dict[Literal["classes", "per_class"], Count]) -> Dataset:
-    """Class counts without images, so that partitions and budgets can be planned for data that is not at hand.
+    """Class counts without images, so that partitions and budgets can be planned without the data themselves.
 
     counts: samples of each class, as a list or as {classes: 10, per_class: 5000}.  Images have 0 x 0 pixels, and the
     test split is empty.  Raises UserError for a class without a sample.

@@ -17,7 +17,7 @@ from raysim.core.files import delete, file_bytes, read_checked, read_header, swe
 from raysim.core.records import ByteArray
 
 FOLDER = "decoded"  # in the folder of the image cache
-LEAST_BYTES = 1_000_000  # fewer are decoded before anyone notices
+LEAST_BYTES = 1_000_000  # fewer are decoded in an instant
 _FORMAT = 2  # of what `decode_images` makes of a file
 _DECODERS = ("pil", "jpg", "libjpeg_turbo", "jpg_2000", "webp", "libtiff")
 

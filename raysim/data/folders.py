@@ -56,6 +56,7 @@ def find_layout(
         _say_left_out(roots[split], unknown, [], notes)
     if classes is None:
         _check_names(path, train, names)
+        _say_order(names, notes)
     return Layout(roots, names)
 
 
@@ -161,6 +162,16 @@ def _check_names(path: str, root: Path, names: Sequence[str]) -> None:
         raise UserError(
             f"data.path = {path!r}: there is one class only, the folder {names[0]!r} in {root.absolute()}; give the "
             f"folder that holds a sub-folder per class, or, if one class is meant, data.classes=[{names[0]}]"
+        )
+
+
+def _say_order(names: Sequence[str], notes: list[str]) -> None:
+    """Note that folders 0 to 10 are numbered in the order of text, in which 10 comes before 2."""
+    if all(name.isdecimal() for name in names) and sorted(names, key=int) != list(names):
+        i = next(i for i, (name, other) in enumerate(zip(names, sorted(names, key=int), strict=True)) if name != other)
+        notes.append(
+            f"classes are numbered in the order of their names as text, so the folder {names[i]!r} is class {i}; "
+            "data.classes gives another order"
         )
 
 

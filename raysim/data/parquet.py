@@ -63,6 +63,8 @@ def parquet_files(path: str, notes: list[str]) -> dict[Split, list[Path]]:
             if folder not in (root, root / "data"):
                 notes.append(f"data.path = {path!r}: the files are read from {folder}, the only folder in it")
             unread = [file.name for file in found if not any(file in used for used in by_split.values())]
+            if folder == root and "data" in subfolders(root):
+                unread += [f"data/{file.name}" for file in files(root / "data") if file.suffix == ".parquet"]
             if unread:
                 notes.append(f"parquet files in {folder} that are not read: {', '.join(unread[:8])}")
             for split, used in by_split.items():

@@ -297,7 +297,7 @@ def file(
 
     JSON: a list with one list of training rows per client.  The lists must be disjoint, but may leave samples out; a
     saved partition comes back with the same hash, its modifiers included.  clients: checked against the file if given.
-    Raises UserError for a file that is missing, malformed, or names rows that do not exist or stand twice.
+    Raises UserError for a file that is missing, malformed, or names a row twice or one that does not exist.
     """
     del rng  # nothing is drawn
     partition = read_partition(path, labels_N, classes)

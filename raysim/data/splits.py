@@ -1,4 +1,4 @@
-"""From images and labels to a Split: checks, statistics, and fixed class-balanced choices of samples."""
+"""From images and labels to a Dataset: checks, statistics, and fixed class-balanced choices of samples."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ def build_dataset(
     split_seed: int,
     key: str = "data.path",
 ) -> Dataset:
-    """A checked Split; without a test split, `test_fraction` of each class is set apart, the same for equal seeds.
+    """A checked Dataset; without a test split, `test_fraction` of each class is set apart, the same for equal seeds.
 
     Raises UserError (naming `key`) where there is no image, a class has no training image, or a label has no name.
     """

@@ -164,6 +164,13 @@ def _check_unet(folder: Path, config: Any, dataset: Dataset, guidance: float) ->
             f"{dataset.channels} channels, {list(dataset.image_size)} pixels and {dataset.classes} classes; "
             "use weights that were trained on such images"
         )
+    names = card.get("class_names")
+    if isinstance(names, list) and names != list(dataset.class_names) and sorted(names) == sorted(dataset.class_names):
+        raise UserError(
+            f"generator.weights: {folder} numbers its classes {', '.join(map(str, names[:5]))}, ... and the data set "
+            f"{dataset.name!r} {', '.join(dataset.class_names[:5])}, ..., so images of one class would be made for "
+            "another; bring the classes of the data set into the order of the weights"
+        )
     if guidance != 1 and not has_null:
         raise UserError(
             f"generator.guidance = {guidance}: the weights in {folder} have no null class, which guidance needs; use "

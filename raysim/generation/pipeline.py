@@ -62,7 +62,8 @@ class pipeline(ImageGenerator):
     ) -> None:
         self.folder, self.device = Path(folder).expanduser(), torch.device(device)
         self.shape = (dataset.channels, *dataset.image_size)
-        self.steps, self.guidance, self.null_class = steps, float(guidance), null_class
+        self.steps = steps
+        self.guidance, self.null_class = float(guidance), null_class
         self.value_range = _check_range(value_range)
         self.batch_size = -(-batch_size // LANES) * LANES
         self.pipe = _load(self.folder)

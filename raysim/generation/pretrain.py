@@ -43,7 +43,8 @@ def pretrain(
         return folder
     trainer = Trainer(config, dataset)
     trainer.resume(folder / CHECKPOINT)
-    start, first, before_s = time.monotonic(), trainer.step, trainer.seconds
+    start, before_s = time.monotonic(), trainer.seconds
+    first = trainer.step
     while trainer.step < config.steps and (trainer.step == first or not _is_time_up(config, start)):
         if should_stop():
             break

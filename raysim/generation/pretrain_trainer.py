@@ -130,7 +130,8 @@ class Trainer:
 
     def quality(self, batches: int = 16) -> dict[str, float]:
         """Mean denoising error of the averaged network on training and on test images, under the same noise."""
-        unet, dataset, size = self.averaged_unet(), self.dataset, self.config.batch_size
+        unet, dataset = self.averaged_unet(), self.dataset
+        size = self.config.batch_size
         error = {}
         parts = {
             "train": (dataset.train_images, dataset.train_labels_N),

@@ -123,7 +123,8 @@ def nearest(queries: ByteArray, references: ByteArray) -> FloatArray:
 
 def table(quality: dict[str, Any]) -> list[str]:
     """The measurements as a Markdown table, a line each, which reads well on a terminal, too."""
-    accuracy, distance, per_class = quality["accuracy"], quality["distance"], quality["per_class"]
+    accuracy, per_class = quality["accuracy"], quality["per_class"]
+    distance = quality["distance"]
     rows = [
         ("accuracy of a classifier trained on synthetic images", f"{accuracy['from_synthetic']:.4f}"),
         (f"accuracy of one trained on {quality['real_images']:,} real images", f"{accuracy['from_real']:.4f}"),

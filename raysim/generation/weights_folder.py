@@ -129,7 +129,7 @@ def build_unet(
 
 
 def write_folder(folder: Path, unet: Any, scheduler: Any, card: dict[str, Any], readme: str) -> None:
-    """Write network (in half precision), scheduler and card; card.json, which vouches for the rest, comes last."""
+    """Write network (in half precision), scheduler and card; card.json, with the checksum, comes last."""
     folder.mkdir(parents=True, exist_ok=True)
     half = {name: tensor.detach().to("cpu", torch.float16).contiguous() for name, tensor in unet.state_dict().items()}
     weights = save(half, metadata={"format": "pt"})

@@ -205,6 +205,15 @@ def test_the_only_folder_is_entered(tmp_path):
                             "folder in it"]
 
 
+def test_parquet_files_in_a_second_place_are_said(tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in ("train-0.parquet", "data/train-0.parquet"):
+        write_parquet(tmp_path / name, [encode(p) for p in pictures(10)], [0, 1] * 5)
+    reader = Reader()
+    assert len(parquet(reader, path=str(tmp_path)).train_labels_N) == 8
+    assert reader.notes == [f"parquet files in {tmp_path} that are not read: data/train-0.parquet"]
+
+
 @pytest.mark.parametrize("with_bytes", [True, False])
 def test_images_named_by_their_path_are_read_beside_the_parquet_file(tmp_path, monkeypatch, with_bytes):
     """Struct {bytes: null, path: images/0.png}, or of paths alone; changed files are not taken from a cache."""

@@ -223,3 +223,13 @@ def test_many_classes_are_counted_in_one_short_line():
     line = count_note([f"c{i}" for i in range(100)], {"train": range(100)})
     assert line.startswith("100 classes: c0 0, c1 1") and line.endswith("c9 9, ... 89 more ..., c99 99 (train)")
     assert len(re.findall(r"c\d+ \d+", line)) == 11
+
+
+def test_folders_named_by_numbers_are_numbered_as_text_which_is_said(tmp_path: Path):
+    """As text, 10 comes before 2: the order is 0, 1, 10, 2."""
+    fill(tmp_path, {"0": 1, "1": 1, "2": 1, "10": 1})
+    dataset, notes = read(tmp_path)
+    assert dataset.class_names == ("0", "1", "10", "2")
+    assert notes[0].startswith("classes are numbered in the order of their names as text, so the folder '10' is class")
+    ordered, notes = read(tmp_path, classes=["0", "1", "2", "10"])
+    assert ordered.class_names == ("0", "1", "2", "10") and len(notes) == 1

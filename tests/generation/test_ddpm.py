@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -202,6 +203,20 @@ def test_weights_for_other_images_are_refused_and_both_sides_named(tmp_path, sha
     folder = make_folder(tmp_path, make_dataset())
     with pytest.raises(UserError, match=named):
         ddpm(make_dataset(*shape), "cpu", weights=str(folder))
+
+
+def test_weights_that_number_the_same_classes_otherwise_are_refused(tmp_path):
+    """Cats would be made for dogs; other names altogether say nothing about the order."""
+    dataset = replace(make_dataset(), class_names=("cat", "cow", "dog"))
+    folder = make_folder(tmp_path, dataset)
+    card = json.loads((folder / "card.json").read_text())
+    for names, fits in ((["cat", "cow", "dog"], True), (["0", "1", "2"], True), (["cat", "dog", "cow"], False)):
+        (folder / "card.json").write_text(json.dumps({**card, "class_names": names}))
+        if fits:
+            ddpm(dataset, "cpu", weights=str(folder))
+        else:
+            with pytest.raises(UserError, match=r"numbers its classes cat, dog, cow, .* 'toy' cat, cow, dog"):
+                ddpm(dataset, "cpu", weights=str(folder))
 
 
 def test_guidance_needs_a_null_class(tmp_path):
