@@ -172,11 +172,11 @@ def test_every_data_set_keeps_the_promises_of_its_kind(name, seed, grey, classes
         assert not problems
         before = {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
         reader = Reader()
-        dataset = read_dataset(plugin, keys, reader)
+        dataset = read_dataset(name, plugin, keys, reader)
         check(dataset, name)
         # The same again, with or without a cache; no file is changed; notes are lines.
-        cached = read_dataset(plugin, keys, open_reader(f"{folder}/cache", []))
-        assert digest(dataset) == digest(read_dataset(plugin, keys, Reader())) == digest(cached)
+        cached = read_dataset(name, plugin, keys, open_reader(f"{folder}/cache", []))
+        assert digest(dataset) == digest(read_dataset(name, plugin, keys, Reader())) == digest(cached)
         assert {path: path.read_bytes() for path in before} == before
         assert all(isinstance(note, str) and "\n" not in note for note in reader.notes)
         if train is not None:

@@ -23,9 +23,9 @@ def has_a_key_of_that_name(*, reader: str = "mine") -> Dataset:
 
 def test_a_data_set_with_a_positional_parameter_reader_is_given_it():
     reader = Reader()
-    assert read_dataset(takes_it, {"classes": 3}, reader).classes == 3 and reader.notes == ["read"]
-    assert read_dataset(takes_it_not, {"classes": 3}, reader).classes == 3
-    assert read_dataset(has_a_key_of_that_name, {}, reader).classes == 2 and reader.notes == ["read"]
+    assert read_dataset("mine", takes_it, {"classes": 3}, reader).classes == 3 and reader.notes == ["read"]
+    assert read_dataset("mine", takes_it_not, {"classes": 3}, reader).classes == 3
+    assert read_dataset("mine", has_a_key_of_that_name, {}, reader).classes == 2 and reader.notes == ["read"]
 
 
 def test_without_a_cache_everything_is_decoded():
