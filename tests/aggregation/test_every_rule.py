@@ -10,19 +10,21 @@ from hypothesis import strategies as st
 from matrix_updates import MatrixUpdates
 
 from raysim.config.registry import available, resolve
-from raysim.core.errors import UserError
+from raysim.core.errors import RunError, UserError
 from raysim.core.records import RoundTable
 
 RULES = sorted(available("aggregation"))
-UNNORMALISED = {"fednova"}  # by the paper its weights sum to 1 or more
 SELECTING = {"krum", "multi_krum"}  # of equal clients they choose some
 quick = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
 cohorts = st.integers(5, 9)  # enough for the default of every rule
 
 
-def make(name):
-    return resolve("aggregation", name)()
+def make(name, sizes=(120, 40, 7, 300, 60)):
+    """The rule with its defaults, told the sizes of all registered clients, of whom each takes part in every round."""
+    rule = resolve("aggregation", name)()
+    rule.register(np.array(sizes), len(sizes))
+    return rule
 
 
 def table(rng, count, round_=1, **given_columns):
@@ -48,8 +50,8 @@ def rearranged(found, order):
 def combined(rule, found, given_updates):
     """(weights, the combined update), as the server works them out."""
     weights = rule.weights(found, given_updates)
-    aggregate = getattr(rule, "aggregate", None)
-    update_P = None if aggregate is None else aggregate(found, given_updates)
+    update_P = rule.aggregate(found, given_updates)
+    assert (update_P is None) == rule.is_weighted_sum
     return weights, given_updates.weighted_sum(weights.w_K) if update_P is None else update_P
 
 
@@ -59,20 +61,21 @@ def combined(rule, found, given_updates):
 def test_weights_are_shares_and_the_update_lies_among_the_clients(name, seed, count):
     """Finite, not negative, of sum 1; each coordinate of the combined update between the clients' lowest and highest.
 
-    By Jensen's inequality FedNova's sum, E[a] E[1 / a] over clients drawn by size, is 1 or more.
+    By Jensen's inequality FedNova's sum, E[a] E[1 / a] over clients drawn by size, is 1 or more. A fixed denominator is
+    here that of the one cohort there is.
     """
     rng = np.random.default_rng(seed)
     given_updates = updates(rng, count)
-    weights, update_P = combined(make(name), table(rng, count), given_updates)
+    found = table(rng, count)
+    rule = make(name, found.n_K)
+    weights, update_P = combined(rule, found, given_updates)
     assert weights.w_K.shape == (count,) and weights.w_K.dtype == np.float64
     assert np.isfinite(weights.w_K).all() and (weights.w_K >= 0).all()
     assert weights.scores_K is None or weights.scores_K.shape == (count,)
     total = math.fsum(weights.w_K)
-    if name in UNNORMALISED:
-        assert total >= 1 - 1e-12
-        update_P = update_P / total
-    else:
-        assert total == pytest.approx(1, abs=1e-12)
+    assert total >= 1 - 1e-12
+    assert total <= 1 + 1e-12 or not rule.normalises
+    update_P = update_P / total
     assert (update_P >= given_updates.delta_KP.min(axis=0) - 1e-12).all()
     assert (update_P <= given_updates.delta_KP.max(axis=0) + 1e-12).all()
 
@@ -83,8 +86,9 @@ def test_weights_are_shares_and_the_update_lies_among_the_clients(name, seed, co
 def test_the_order_of_clients_moves_no_bit(name, seed, count):
     rng = np.random.default_rng(seed)
     found, given_updates, order = table(rng, count), updates(rng, count), rng.permutation(count)
-    weights, update_P = combined(make(name), found, given_updates)
-    moved, moved_P = combined(make(name), rearranged(found, order), MatrixUpdates(given_updates.delta_KP[order]))
+    weights, update_P = combined(make(name, found.n_K), found, given_updates)
+    moved_updates = MatrixUpdates(given_updates.delta_KP[order])
+    moved, moved_P = combined(make(name, found.n_K), rearranged(found, order), moved_updates)
     assert moved.w_K.tobytes() == weights.w_K[order].tobytes()
     np.testing.assert_allclose(moved_P, update_P, rtol=0, atol=1e-14)  # a mean of sorted values is rounded once more
 
@@ -96,7 +100,7 @@ def test_clients_that_are_alike_weigh_alike_and_give_their_common_update(name, s
     columns = {"oui": np.full(count, oui / 512), "effective_steps": np.full(count, float(steps))}
     found = RoundTable(1, np.arange(count), np.full(count, size), columns)
     one_P = np.random.default_rng(seed).normal(0, 1, 6)
-    weights, update_P = combined(make(name), found, MatrixUpdates([one_P] * count))
+    weights, update_P = combined(make(name, found.n_K), found, MatrixUpdates([one_P] * count))
     np.testing.assert_allclose(update_P, one_P, rtol=0, atol=1e-13)
     if name in SELECTING:
         assert len(np.unique(weights.w_K[weights.w_K > 0])) == 1
@@ -109,7 +113,7 @@ def test_clients_that_are_alike_weigh_alike_and_give_their_common_update(name, s
 @given(seed=seeds, count=cohorts)
 def test_clients_that_learnt_nothing_move_nothing(name, seed, count):
     found = table(np.random.default_rng(seed), count)
-    weights, update_P = combined(make(name), found, MatrixUpdates([[0.0] * 6] * count))
+    weights, update_P = combined(make(name, found.n_K), found, MatrixUpdates([[0.0] * 6] * count))
     assert np.isfinite(weights.w_K).all() and math.fsum(weights.w_K) >= 1 - 1e-12
     assert not update_P.any()
 
@@ -119,9 +123,10 @@ def test_clients_that_learnt_nothing_move_nothing(name, seed, count):
 @given(seed=seeds)
 def test_a_client_alone_is_taken_as_it_is_or_refused_before_the_run(name, seed):
     rng = np.random.default_rng(seed)
-    rule, found, given_updates = make(name), table(rng, 1), updates(rng, 1)
+    found, given_updates = table(rng, 1), updates(rng, 1)
+    rule = make(name, found.n_K)
     try:
-        getattr(rule, "check", lambda _: None)(1)
+        rule.check(1)
     except UserError as error:
         assert "aggregation." in str(error)
         return
@@ -138,7 +143,8 @@ def test_only_the_proportions_of_sizes_count(name, seed, count, factor):
     rng = np.random.default_rng(seed)
     found, given_updates = table(rng, count), updates(rng, count)
     larger = RoundTable(1, found.client_K, found.n_K * factor, found.columns)
-    one, other = make(name).weights(found, given_updates), make(name).weights(larger, given_updates)
+    one = make(name, found.n_K).weights(found, given_updates)
+    other = make(name, larger.n_K).weights(larger, given_updates)
     np.testing.assert_allclose(other.w_K, one.w_K, rtol=1e-9)
 
 
@@ -151,11 +157,7 @@ def test_what_it_remembers_survives_json(name, seed, count, rounds):
     before, fresh = make(name), make(name)
     for number in range(1, rounds + 1):
         before.weights(table(rng, count, number), updates(rng, count))
-    state = json.loads(json.dumps(before.state())) if hasattr(before, "state") else {}
-    if hasattr(fresh, "load_state"):
-        fresh.load_state(state)
-    else:
-        assert state == {}
+    fresh.load_state(json.loads(json.dumps(before.state())))
     found, given_updates = table(rng, count, rounds + 1), updates(rng, count)
     one, other = combined(before, found, given_updates), combined(fresh, found, given_updates)
     assert one[0].w_K.tobytes() == other[0].w_K.tobytes() and one[1].tobytes() == other[1].tobytes()
@@ -169,7 +171,7 @@ def test_a_saved_state_is_a_copy(name, seed, count):
     """A round that follows changes nothing of what was saved before it."""
     rng, rule = np.random.default_rng(seed), make(name)
     rule.weights(table(rng, count), updates(rng, count))
-    saved = rule.state() if hasattr(rule, "state") else {}
+    saved = rule.state()
     as_text = json.dumps(saved, sort_keys=True)
     rule.weights(table(rng, count, 2), updates(rng, count))
     assert json.dumps(saved, sort_keys=True) == as_text
@@ -183,6 +185,37 @@ def test_a_rule_that_streams_needs_neither_updates_nor_columns(name, seed, count
     found = table(rng, count)
     bare = RoundTable(1, found.client_K, found.n_K)
     assert make(name).weights(bare, None).w_K.tobytes() == make(name).weights(found, updates(rng, count)).w_K.tobytes()
+
+
+@pytest.mark.parametrize("name", RULES)
+@quick
+@given(seed=seeds, registered=st.integers(5, 12), equal=st.booleans())
+def test_weights_that_it_calls_constant_are_those_of_every_cohort(name, seed, registered, equal):
+    """Five of all clients take part; what is said beforehand to weigh them is what weighs them."""
+    rng = np.random.default_rng(seed)
+    sizes_K = np.full(registered, 30) if equal else rng.integers(1, 300, registered)
+    said_K = make(name, sizes_K).constant_weights(sizes_K, 5)
+    if said_K is None:
+        return
+    rule = resolve("aggregation", name)()
+    rule.register(sizes_K, 5)
+    for number in range(1, 4):
+        cohort = np.sort(rng.choice(registered, 5, replace=False))
+        found = RoundTable(number, cohort, sizes_K[cohort], table(rng, 5).columns)
+        np.testing.assert_allclose(rule.weights(found, updates(rng, 5)).w_K, said_K[cohort], rtol=1e-14)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_cohort_without_samples_has_weights_unless_the_rule_says_so(name):
+    """Clients with synthetic images alone, weighed by real ones."""
+    rule, rng = make(name), np.random.default_rng(0)
+    found = RoundTable(1, np.arange(5), np.zeros(5, dtype=np.int64), table(rng, 5).columns)
+    if rule.needs_samples():
+        with pytest.raises(RunError, match="add up to 0"):
+            rule.weights(found, updates(rng, 5))
+        return
+    weights, update_P = combined(rule, found, updates(rng, 5))
+    assert np.isfinite(weights.w_K).all() and np.isfinite(update_P).all()
 
 
 @pytest.mark.parametrize("name", RULES)

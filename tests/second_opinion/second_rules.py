@@ -20,10 +20,10 @@ class Memory:
 
 
 def combine(
-    rule: dict[str, Any], cohort: list[int], n: Array, deltas: Array, a_norms: Array,
+    rule: dict[str, Any], cohort: list[int], n: Array, all_n: Array, deltas: Array, a_norms: Array,
     ouis: list[list[float]] | None, memory: Memory,
 ) -> tuple[Array, Array | None, Array]:
-    """(weights, scores or None, combined update): K, K, P."""
+    """(weights, scores or None, combined update): K, K, P.  all_n: sizes of all registered clients."""
     name, count = rule["name"], len(n)
     wide = deltas.astype(np.float64)
     if name in ("median", "trimmed_mean"):
@@ -34,12 +34,12 @@ def combine(
             cut = math.floor(rule["trim"] * count + 1e-9)
             update = sum(ordered[cut : count - cut]) / (count - 2 * cut)
         return np.full(count, 1 / count), None, update
-    weights, scores = _weights(rule, cohort, n, wide, a_norms, ouis, memory)
+    weights, scores = _weights(rule, cohort, n, all_n, wide, a_norms, ouis, memory)
     return weights, scores, sum(w * d for w, d in zip(weights, wide, strict=True))
 
 
 def _weights(
-    rule: dict[str, Any], cohort: list[int], n: Array, deltas: Array, a_norms: Array,
+    rule: dict[str, Any], cohort: list[int], n: Array, all_n: Array, deltas: Array, a_norms: Array,
     ouis: list[list[float]] | None, memory: Memory,
 ) -> tuple[Array, Array | None]:
     name, count = rule["name"], len(n)
@@ -48,6 +48,9 @@ def _weights(
         return p, None
     if name == "uniform":
         return np.full(count, 1 / count), None
+    if name == "fixed_denominator":  # w_k = min(n_k, cap) / (q sum_j min(n_j, cap)), j over all registered clients
+        cap = rule.get("cap") or np.inf
+        return np.minimum(n, cap) / (count / len(all_n) * np.minimum(all_n, cap).sum()), None
     if name == "fednova":  # x <- x - tau_eff sum p_k (x - y_k) / ||a_k||_1
         return p / a_norms * (p * a_norms).sum(), a_norms
     if name in ("krum", "multi_krum"):

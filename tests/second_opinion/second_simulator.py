@@ -128,7 +128,7 @@ class Simulator:
         n = np.array([t.n if self.rule.get("weight_by") == "total" else t.n_real for t in trained], dtype=np.float64)
         ouis = [self._ouis(t) for t in trained] if self.rule["name"].startswith("fedoui") else None
         a_norms = np.array([t.a_norm for t in trained])
-        weights, scores, update = combine(self.rule, cohort, n, deltas, a_norms, ouis, self.memory)
+        weights, scores, update = combine(self.rule, cohort, n, self._sizes(), deltas, a_norms, ouis, self.memory)
         step = self._server_step(trained, update, registered)
         self._next_buffers(trained, n)
         self.params = {k: v + step[k] for k, v in self.params.items()}
@@ -149,6 +149,11 @@ class Simulator:
             if scores is not None:
                 clients[-1]["score"] = float(scores[i])
         return row, clients
+
+    def _sizes(self) -> np.ndarray:
+        """n_k of all registered clients."""
+        total = self.rule.get("weight_by") == "total"
+        return np.array([len(d[1]) if total else len(c) for d, c in zip(self.data, self.world.clients, strict=True)])
 
     def _next_buffers(self, trained: list[Trained], n: np.ndarray) -> None:
         """Means of BatchNorm statistics by n_k, the largest counter."""

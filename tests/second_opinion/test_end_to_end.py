@@ -99,6 +99,8 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "feddyn, momentum": [local("feddyn", alpha=0.2, momentum=0.5), UNIFORM],
     # aggregation rules
     "uniform": [UNIFORM],
+    "fixed denominator": [rule("fixed_denominator")],
+    "fixed denominator, cap": [CNN, rule("fixed_denominator", cap=8)],
     "fednova": [rule("fednova")],
     "fednova, momentum": [local(momentum=0.9), rule("fednova")],
     "fednova, nesterov": [local(momentum=0.9, nesterov=True), rule("fednova")],
@@ -158,8 +160,9 @@ CASES: dict[str, list[dict[str, Any]]] = {
 ALWAYS = [
     "sgd", "sgd, linear", "sgd, cnn", "sgd, lenet", "steps", "weight decay and nesterov",
     "clip, weight decay, momentum", "lr cosine", "adamw", "fedprox, cnn", "scaffold", "scaffold, momentum",
-    "moon, projection", "feddyn", "uniform", "fednova, momentum", "fedoui, cnn", "fedoui, likelihood",
-    "fedoui, layers, window, smoothed", "fedalign", "fedoui_align, exponents", "krum", "multi_krum, two of seven",
+    "moon, projection", "feddyn", "uniform", "fixed denominator, cap", "fednova, momentum", "fedoui, cnn",
+    "fedoui, likelihood", "fedoui, layers, window, smoothed", "fedalign", "fedoui_align, exponents",
+    "krum", "multi_krum, two of seven",
     "median of four", "trimmed_mean", "server momentum", "adagrad", "adam, cnn", "yogi", "synthetic images, weighed",
     "batch norm", "batch norm, own statistics", "batch norm, moon",
 ]
