@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matrix_updates import MatrixUpdates
 
-from raysim.config.registry import available, resolve
+from raysim.config.registry import available, parameters, resolve
 from raysim.core.errors import RunError, UserError
 from raysim.core.records import RoundTable
 
@@ -20,9 +20,19 @@ seeds = st.integers(0, 2**32 - 1)
 cohorts = st.integers(5, 9)  # enough for the default of every rule
 
 
-def make(name, sizes=(120, 40, 7, 300, 60)):
+def remembering():
+    """Each rule with its defaults, and with each key that makes it remember earlier rounds."""
+    for name in RULES:
+        yield pytest.param(name, {}, id=name)
+        fields = parameters(resolve("aggregation", name)).model_fields
+        for key, value in {"window": 3, "ema": 0.4}.items():
+            if key in fields:
+                yield pytest.param(name, {key: value}, id=f"{name}-{key}")
+
+
+def make(name, sizes=(120, 40, 7, 300, 60), **keys):
     """The rule with its defaults, told the sizes of all registered clients, of whom each takes part in every round."""
-    rule = resolve("aggregation", name)()
+    rule = resolve("aggregation", name)(**keys)
     rule.register(np.array(sizes), len(sizes))
     return rule
 
@@ -148,13 +158,13 @@ def test_only_the_proportions_of_sizes_count(name, seed, count, factor):
     np.testing.assert_allclose(other.w_K, one.w_K, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(("name", "keys"), list(remembering()))
 @quick
 @given(seed=seeds, count=cohorts, rounds=st.integers(1, 3))
-def test_what_it_remembers_survives_json(name, seed, count, rounds):
+def test_what_it_remembers_survives_json(name, keys, seed, count, rounds):
     """Saved after some rounds and taken up by a fresh rule, the next round is the same to the bit."""
     rng = np.random.default_rng(seed)
-    before, fresh = make(name), make(name)
+    before, fresh = make(name, **keys), make(name, **keys)
     for number in range(1, rounds + 1):
         before.weights(table(rng, count, number), updates(rng, count))
     fresh.load_state(json.loads(json.dumps(before.state())))
@@ -164,12 +174,12 @@ def test_what_it_remembers_survives_json(name, seed, count, rounds):
     assert one[0].info == other[0].info
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(("name", "keys"), list(remembering()))
 @quick
 @given(seed=seeds, count=cohorts)
-def test_a_saved_state_is_a_copy(name, seed, count):
+def test_a_saved_state_is_a_copy(name, keys, seed, count):
     """A round that follows changes nothing of what was saved before it."""
-    rng, rule = np.random.default_rng(seed), make(name)
+    rng, rule = np.random.default_rng(seed), make(name, **keys)
     rule.weights(table(rng, count), updates(rng, count))
     saved = rule.state()
     as_text = json.dumps(saved, sort_keys=True)
