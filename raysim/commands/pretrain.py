@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from raysim.config.yaml_io import read_yaml
 from raysim.core import rng
 from raysim.core.errors import ConfigError, UserError
 from raysim.core.files import write_atomic
+from raysim.core.plain import PlainDict
 from raysim.core.records import ByteArray, Dataset, IntArray
 from raysim.core.signals import Signals
 from raysim.generation.pretrain import is_finished
@@ -96,7 +96,7 @@ def _tracker(config: PretrainConfig, folder: Path) -> NullTracker:
 def _train(config: PretrainConfig, dataset: Dataset, display: Display, tracker: NullTracker, signals: Signals) -> None:
     display.phase("steps")
 
-    def show(progress: dict[str, Any]) -> None:
+    def show(progress: PlainDict) -> None:
         shown = {k: v for k, v in progress.items() if k in ("loss", "images_per_s")}
         display.round(progress["step"], config.steps, shown, progress.get("eta_s"))
         tracker.log_round(progress["step"], {key: progress[key] for key in ("loss", "lr", "images_per_s")})
@@ -158,7 +158,7 @@ def _measure(config: PretrainConfig, dataset: Dataset, display: Display, tracker
         tracker.log_artifact(folder / name)
 
 
-def load(section: dict[str, Any], notes: list[str] | None = None) -> Dataset:
+def load(section: PlainDict, notes: list[str] | None = None) -> Dataset:
     """The data set of a pretraining; with `public_frac`, its training images are those that no client owns.
 
     notes: gets what the data set has to say.

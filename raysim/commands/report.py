@@ -4,11 +4,12 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raysim.commands.sweep import table as sweep_table
 from raysim.core.errors import UserError
 from raysim.core.files import write_atomic
+from raysim.core.plain import PlainDict
 from raysim.core.validation import nearest
 from raysim.lifecycle.directory import RunDirectory
 from raysim.ui import plots
@@ -119,7 +120,7 @@ def paired_differences(runs: "pd.DataFrame", axis: str, label: str) -> "pd.DataF
     lines = []
     for group, part in runs[runs[axis].astype(str) != label].groupby("group", sort=False):
         differences = (part.set_index(keys)[list(METRICS)] - reference).dropna()
-        line: dict[str, Any] = {"group": group, "n": len(differences)}
+        line: PlainDict = {"group": group, "n": len(differences)}
         for name, values in differences.items():
             line[f"{name}_mean"], line[f"{name}_sd"] = values.mean(), values.std(ddof=1)
             line[f"{name}_better"] = int((values > 0).sum())

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -11,6 +11,7 @@ from raysim.config.registry import KINDS, available, check_name, check_parameter
 from raysim.config.schema import MODIFIERS, PLUGIN_SECTIONS, SECTIONS, Config, Section, keys
 from raysim.config.yaml_io import parse_overrides, plain_copy, read_yaml
 from raysim.core.errors import ConfigError
+from raysim.core.plain import Plain, PlainDict, PlainMapping
 from raysim.core.validation import closest, problems_of
 
 SORTS = {
@@ -20,7 +21,7 @@ SORTS = {
 }
 
 
-def command_for(plain: Mapping[str, Any]) -> str | None:
+def command_for(plain: PlainMapping) -> str | None:
     """Which command a file with these keys is for, where that can be told: `raysim run`, sweep, pretrain, `ray up`."""
     if "grid" in plain or "base" in plain:
         return "raysim sweep"
@@ -31,7 +32,7 @@ def command_for(plain: Mapping[str, Any]) -> str | None:
     return "raysim run" if set(plain) & set(Config.model_fields) else None
 
 
-def check_command(plain: Mapping[str, Any], command: str, source: str | Path | None) -> None:
+def check_command(plain: PlainMapping, command: str, source: str | Path | None) -> None:
     """Raise ConfigError that names the right command if the file is for another one; source: None for a mapping."""
     right = command_for(plain)
     if right not in (None, command):
@@ -53,7 +54,7 @@ def key_called(word: str) -> str | None:
 _LIGHT = ("partition", "allocation", "local", "aggregation", "server")  # sections whose plug-ins need no torch
 
 
-def apply_overrides(plain: dict[str, Any], overrides: Iterable[str]) -> list[str]:
+def apply_overrides(plain: PlainDict, overrides: Iterable[str]) -> list[str]:
     """Set dotted keys (`allocation.beta=8`) in place; returns notes on keys that a changed name made meaningless."""
     # A changed name comes first: the file's keys for the old plug-in go, the command line's own keys stay.
     assignments = sorted(parse_overrides(overrides), key=lambda a: a[0][-1] != "name")
@@ -70,7 +71,7 @@ def apply_overrides(plain: dict[str, Any], overrides: Iterable[str]) -> list[str
     return notes
 
 
-def _drop_foreign_keys(section: str, node: dict[str, Any], name: Any) -> list[str]:
+def _drop_foreign_keys(section: str, node: PlainDict, name: Plain) -> list[str]:
     """Forget the keys of a section that the newly named plug-in does not take."""
     if not isinstance(name, str):
         return []
@@ -88,7 +89,7 @@ def _drop_foreign_keys(section: str, node: dict[str, Any], name: Any) -> list[st
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def validate(model: type[_Model], plain: dict[str, Any], source: str) -> _Model:
+def validate(model: type[_Model], plain: PlainDict, source: str) -> _Model:
     """A pydantic model from plain data; every problem in one ConfigError."""
     try:
         return model.model_validate(plain)
@@ -97,7 +98,7 @@ def validate(model: type[_Model], plain: dict[str, Any], source: str) -> _Model:
 
 
 def build(
-    plain: dict[str, Any], source: str = "the configuration", sections: Sequence[str] = PLUGIN_SECTIONS
+    plain: PlainDict, source: str = "the configuration", sections: Sequence[str] = PLUGIN_SECTIONS
 ) -> Config:
     """A checked configuration; ConfigError lists every problem.
 
@@ -132,7 +133,7 @@ def build(
     return config
 
 
-def _named(section: str, given: Any) -> Any:
+def _named(section: str, given: Plain) -> Plain:
     """A section without a name means the default plug-in."""
     default = Config.model_fields[section].default
     return {"name": default.name, **given} if isinstance(given, dict) and isinstance(default, Section) else given
@@ -164,7 +165,7 @@ def _clashes(section: str, name: str, theirs: Iterable[str]) -> list[str]:
     ]
 
 
-def _check_section(section: str, given: dict[str, Any], deep: bool) -> tuple[dict[str, Any], list[str]]:
+def _check_section(section: str, given: PlainDict, deep: bool) -> tuple[PlainDict, list[str]]:
     """(the section with defaults filled in, problems): the keys of its plug-in, and of the modifiers of a partition."""
     name, own = given["name"], SECTIONS[section].model_fields
     common = {key: value for key, value in given.items() if key in own}
@@ -195,7 +196,7 @@ def _cross_checks(config: Config) -> list[str]:
 
 
 def load_config(
-    source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), sections: Sequence[str] = PLUGIN_SECTIONS
+    source: str | Path | PlainMapping, overrides: Iterable[str] = (), sections: Sequence[str] = PLUGIN_SECTIONS
 ) -> Config:
     """A checked configuration from a YAML file or a mapping, with dotted overrides such as `allocation.beta=8`.
 

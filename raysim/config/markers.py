@@ -12,11 +12,11 @@ import math
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from raysim.core.plain import Plain, PlainMapping
 from raysim.core.validation import show
 
 
@@ -61,13 +61,13 @@ class OnlyWith:
     """
 
     key: str
-    values: tuple[Any, ...]
+    values: tuple[Plain, ...]
 
-    def __init__(self, key: str, *values: Any) -> None:
+    def __init__(self, key: str, *values: Plain) -> None:
         object.__setattr__(self, "key", key)
         object.__setattr__(self, "values", values)
 
-    def holds(self, beside: Mapping[str, Any]) -> bool:
+    def holds(self, beside: PlainMapping) -> bool:
         """Whether the key is read, given the values of the keys beside it."""
         value = beside.get(self.key)
         return value in self.values if self.values else bool(value)
@@ -82,13 +82,13 @@ class NotWith:
     """On a key that is not read if another one beside it has one of `values`."""
 
     key: str
-    values: tuple[Any, ...]
+    values: tuple[Plain, ...]
 
-    def __init__(self, key: str, *values: Any) -> None:
+    def __init__(self, key: str, *values: Plain) -> None:
         object.__setattr__(self, "key", key)
         object.__setattr__(self, "values", values)
 
-    def holds(self, beside: Mapping[str, Any]) -> bool:
+    def holds(self, beside: PlainMapping) -> bool:
         """Whether the key is read, given the values of the keys beside it."""
         return beside.get(self.key) not in self.values
 
@@ -103,7 +103,7 @@ class ReplacedBy:
 
     key: str
 
-    def holds(self, beside: Mapping[str, Any]) -> bool:
+    def holds(self, beside: PlainMapping) -> bool:
         """Whether the key is read, given the values of the keys beside it."""
         return beside.get(self.key) is None
 
@@ -117,30 +117,30 @@ class Key:
     """
 
     name: str
-    value: Any
+    value: Plain
     field: FieldInfo
-    markers: tuple[Any, ...]
-    beside: Mapping[str, Any]
+    markers: tuple[object, ...]
+    beside: PlainMapping
     prefix: str
 
 
-def markers_of(field: FieldInfo) -> tuple[Any, ...]:
+def markers_of(field: FieldInfo) -> tuple[object, ...]:
     """The markers of a field, also those inside a union such as `Annotated[int, AtMost(9)] | None`."""
     return (*field.metadata, *_nested(field.annotation))
 
 
-def _nested(annotation: Any) -> Iterator[Any]:
+def _nested(annotation: object) -> Iterator[object]:
     yield from getattr(annotation, "__metadata__", ())
     for part in typing.get_args(annotation):
         if not isinstance(part, str):
             yield from _nested(part)
 
 
-Inner = Callable[[str, FieldInfo, Mapping[str, Any]], Mapping[str, FieldInfo] | None]
+Inner = Callable[[str, FieldInfo, PlainMapping], Mapping[str, FieldInfo] | None]
 """(dotted name, field, value) -> the keys inside a mapping, or None for one that is a value as a whole."""
 
 
-def inner_model(_: str, field: FieldInfo, value: Mapping[str, Any]) -> Mapping[str, FieldInfo] | None:  # noqa: ARG001
+def inner_model(_: str, field: FieldInfo, value: PlainMapping) -> Mapping[str, FieldInfo] | None:  # noqa: ARG001
     """The keys of a field that holds a model."""
     annotation = field.annotation
     is_model = inspect.isclass(annotation) and issubclass(annotation, BaseModel)
@@ -148,8 +148,8 @@ def inner_model(_: str, field: FieldInfo, value: Mapping[str, Any]) -> Mapping[s
 
 
 def walk(
-    fields: Mapping[str, FieldInfo], plain: Mapping[str, Any], inner: Inner = inner_model, prefix: str = "",
-    inherited: tuple[Any, ...] = (),
+    fields: Mapping[str, FieldInfo], plain: PlainMapping, inner: Inner = inner_model, prefix: str = "",
+    inherited: tuple[object, ...] = (),
 ) -> Iterator[Key]:
     """Every key of `plain` that `fields` knows, those inside mappings instead of the mappings."""
     for name, field in fields.items():
@@ -163,7 +163,7 @@ def walk(
             yield from walk(inside, value, inner, f"{prefix}{name}.", markers)
 
 
-def dotted(plain: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def dotted(plain: PlainMapping, prefix: str = "") -> Iterator[str]:
     """The dotted names of all keys of nested mappings."""
     for name, value in plain.items():
         yield f"{prefix}{name}"
@@ -186,7 +186,7 @@ def chosen(keys: Iterable[Key], given: Collection[str]) -> dict[str, Key]:
     }
 
 
-def plain_default(field: FieldInfo) -> Any:
+def plain_default(field: FieldInfo) -> Plain:
     """The default of a field as plain data."""
     default = field.get_default(call_default_factory=True)
     return default.model_dump(mode="json") if isinstance(default, BaseModel) else default

@@ -10,7 +10,8 @@ import numpy as np
 
 from raysim.config.protocols import AllocationPolicy, ImageGenerator, Partitioner
 from raysim.core.errors import RunError, UserError
-from raysim.core.records import ByteArray, Dataset, IntArray, Keys, Partition
+from raysim.core.plain import PlainMapping
+from raysim.core.records import ByteArray, Dataset, IntArray, Partition
 
 if TYPE_CHECKING:
     from numpy.random import Generator, RandomState
@@ -61,7 +62,7 @@ def _package(name: str) -> str | None:
 
 
 def ask_policy(
-    name: str, policy: AllocationPolicy, counts_KC: IntArray, params: Keys, key: str = "allocation.name"
+    name: str, policy: AllocationPolicy, counts_KC: IntArray, params: PlainMapping, key: str = "allocation.name"
 ) -> IntArray:
     """The quota of a policy, which sees the counts read-only; UserError unless it is whole numbers >= 0, K x C.
 
@@ -157,7 +158,7 @@ def _labels(labels: object) -> IntArray | None:
 
 
 def ask_partition(
-    name: str, partitioner: Partitioner, dataset: Dataset, rng: "Generator | RandomState", params: Keys
+    name: str, partitioner: Partitioner, dataset: Dataset, rng: "Generator | RandomState", params: PlainMapping
 ) -> Partition:
     """Who owns which training sample, checked where the partition is the user's own; UserError for what is wrong.
 

@@ -1,16 +1,13 @@
 """The keys of one plug-in, for people: what each accepts, its default, what it is for."""
 
 import inspect
-from typing import TYPE_CHECKING
 
 from pydantic_core import to_jsonable_python
 
 from raysim.config.registry import KINDS, parameters, resolve
 from raysim.core.errors import UserError
+from raysim.core.plain import Plain
 from raysim.core.validation import accepted, nearest, show
-
-if TYPE_CHECKING:
-    from raysim.core.records import Plain
 
 
 def check_kind(kind: str) -> str:
@@ -40,6 +37,6 @@ def describe(kind: str, name: str) -> list[str]:
     return lines if model.model_fields else [*lines, "  it takes no keys"]
 
 
-def _plain(default: object) -> "Plain":
+def _plain(default: object) -> Plain:
     """A default as YAML would hold it; of what YAML has no form for, its text in Python."""
     return to_jsonable_python(default, fallback=repr)

@@ -16,6 +16,8 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from raysim.core.plain import PlainDict
+
 if TYPE_CHECKING:
     from numpy.random import Generator, RandomState
     from torch import Tensor, nn
@@ -285,11 +287,11 @@ class AggregationRule(Protocol):
         """Whether the combined update is sum_k w_k Delta_k: true unless `aggregate` is overridden."""
         return type(self).aggregate is AggregationRule.aggregate
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> PlainDict:
         """What the rule remembers of earlier rounds, as JSON values, for a checkpoint; by default nothing."""
         return {}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: PlainDict) -> None:
         """Take up where `state` left off; called before each round that has one before it."""
 
 

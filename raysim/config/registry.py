@@ -32,6 +32,7 @@ from raysim.config.protocols import (
     Partitioner,
     ServerOptimiser,
 )
+from raysim.core.plain import PlainDict
 from raysim.core.validation import nearest, problems_of
 
 KINDS: dict[str, str] = {
@@ -241,7 +242,7 @@ def parameters(plugin: Callable[..., object]) -> type[BaseModel]:
 
 @cache
 def _model_of_signature(plugin: Callable[..., object]) -> type[BaseModel]:
-    fields: dict[str, Any] = {}  # a name -> its annotation, any form of it, and its default
+    fields: PlainDict = {}  # a name -> its annotation, any form of it, and its default
     if isinstance(plugin, type) and issubclass(plugin, FunctionRule):
         plugin = plugin.function
     if dataclasses.is_dataclass(plugin):
@@ -262,8 +263,8 @@ def _model_of_signature(plugin: Callable[..., object]) -> type[BaseModel]:
 
 
 def check_parameters(
-    plugin: Callable[..., object], given: dict[str, Any], prefix: str, also: Iterable[str] = ()
-) -> tuple[dict[str, Any], list[str]]:
+    plugin: Callable[..., object], given: PlainDict, prefix: str, also: Iterable[str] = ()
+) -> tuple[PlainDict, list[str]]:
     """(all parameters with defaults filled in, problems).  also: keys of the section that are not the plug-in's."""
     model = parameters(plugin)
     try:

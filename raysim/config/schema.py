@@ -5,7 +5,7 @@ import inspect
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 from pydantic.fields import FieldInfo
@@ -25,6 +25,7 @@ from raysim.config.markers import (
 )
 from raysim.config.registry import parameters, resolve
 from raysim.core.host import has_gpu
+from raysim.core.plain import Plain, PlainDict, PlainMapping
 
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -44,7 +45,7 @@ class Section(BaseModel):
     """Name of the plug-in (`python -m raysim list` shows them), or `package.module:attribute`."""
 
     @property
-    def params(self) -> dict[str, Any]:
+    def params(self) -> PlainDict:
         """The plug-in's own keys, defaults filled in."""
         return self.__pydantic_extra__ or {}
 
@@ -72,11 +73,11 @@ class PartitionSection(Section):
     """Random numbers that deal out the samples: raysim's own, or numpy.random.RandomState(seed) of earlier code."""
     seed: Annotated[Seed | None, NotWith("name", "file"), *_WITH_MODIFIERS] = None
     """Deals out the samples, and chooses and changes what the modifiers change; null: the seed of the run."""
-    rare: Annotated[dict[str, Any] | None, IS_MODIFIER] = None
+    rare: Annotated[PlainDict | None, IS_MODIFIER] = None
     """Cut a fraction of clients to few samples: {fraction: 0.2, max_samples: 120}."""
-    label_noise: Annotated[dict[str, Any] | None, IS_MODIFIER] = None
+    label_noise: Annotated[PlainDict | None, IS_MODIFIER] = None
     """Replace labels of a fraction of clients: {fraction: 0.2, rate: 0.4, kind: symmetric}."""
-    input_noise: Annotated[dict[str, Any] | None, IS_MODIFIER] = None
+    input_noise: Annotated[PlainDict | None, IS_MODIFIER] = None
     """Add Gaussian noise to the images of a fraction of clients: {fraction: 0.2, std: 0.1}."""
 
 
@@ -295,18 +296,18 @@ class Config(_Base):
         """What draws the initial parameters: `model.seed`, or the seed of the run."""
         return self.seed if self.model.seed is None else self.model.seed
 
-    def resolved(self) -> dict[str, Any]:
+    def resolved(self) -> PlainDict:
         """The whole configuration as plain data, defaults filled in."""
         return self.model_dump(mode="json")
 
-    def result_keys(self) -> dict[str, Any]:
+    def result_keys(self) -> PlainDict:
         """Every key on which a number of the results depends, dotted, with what the run makes of its value.
 
         A seed of its own that is null is that of the run; of `gpus_per_worker` only the device counts; on a CPU,
         `client_batching` does not.  Keys marked MAY_CHANGE are not among them, nor is any key of such a section.
         """
         device, plain = device_of(self.resources), self.resolved()
-        found: dict[str, Any] = {}
+        found: PlainDict = {}
         for key in keys(plain):
             if MAY_CHANGE in key.markers or (device == "cpu" and SAME_BITS_ON_CPU in key.markers):
                 continue
@@ -341,13 +342,13 @@ PLUGIN_SECTIONS = tuple(name for name, model in SECTIONS.items() if issubclass(m
 MODIFIERS = tuple(name for name, field in PartitionSection.model_fields.items() if IS_MODIFIER in markers_of(field))
 
 
-def keys(plain: Mapping[str, Any], sections: Sequence[str] = PLUGIN_SECTIONS) -> Iterator[Key]:
+def keys(plain: PlainMapping, sections: Sequence[str] = PLUGIN_SECTIONS) -> Iterator[Key]:
     """Every key of a configuration as plain data, those of its plug-ins and modifiers included.
 
     sections: those whose plug-ins are looked at, and which are therefore imported.
     """
 
-    def inner(name: str, field: FieldInfo, value: Mapping[str, Any]) -> Mapping[str, FieldInfo] | None:
+    def inner(name: str, field: FieldInfo, value: PlainMapping) -> Mapping[str, FieldInfo] | None:
         if IS_MODIFIER in markers_of(field):
             return _keys_of("modifier", name.rpartition(".")[2])
         known = inner_model(name, field, value)
@@ -356,7 +357,7 @@ def keys(plain: Mapping[str, Any], sections: Sequence[str] = PLUGIN_SECTIONS) ->
     return walk(Config.model_fields, plain, inner)
 
 
-def _keys_of(kind: str, name: Any) -> Mapping[str, FieldInfo]:
+def _keys_of(kind: str, name: Plain) -> Mapping[str, FieldInfo]:
     """The keys of a plug-in; none of one that cannot be found."""
     try:
         return parameters(resolve(kind, name)).model_fields if isinstance(name, str) else {}

@@ -5,13 +5,14 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from raysim.core.errors import ConfigError
+from raysim.core.plain import Plain, PlainDict, PlainMapping
 from raysim.core.validation import show
 
 MOST_BYTES = 10_000_000
@@ -37,6 +38,7 @@ class _Loader(yaml.SafeLoader):
         super().__init__(stream)
         self._depth = 0
 
+    # Any: PyYAML says of neither what it is.
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._depth += 1
         if self._depth > MOST_DEPTH:
@@ -122,7 +124,7 @@ def _check_size(root: yaml.Node) -> None:
         ])
 
 
-def parse_yaml(text: str, source: str) -> Any:
+def parse_yaml(text: str, source: str) -> Plain:
     """Plain data from YAML text; ConfigError with the line for text that is not YAML, or is more than plain data."""
     try:
         return yaml.load(text, _Loader)
@@ -143,7 +145,7 @@ def parse_yaml(text: str, source: str) -> Any:
         raise ConfigError(error.problems, source) from error
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
+def read_yaml(path: str | Path) -> PlainDict:
     """The mapping in a YAML file; ConfigError for a file that is missing, empty, not text or not a mapping."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigError([f"{path!r} is no configuration; give the path of a YAML file, or a mapping"])
@@ -195,10 +197,10 @@ def _meant(file: Path) -> str | None:
     return same[0].name if same[0].parent == folder else str(same[0])
 
 
-def plain_copy(source: Mapping[str, Any]) -> dict[str, Any]:
+def plain_copy(source: PlainMapping) -> PlainDict:
     """A copy of a mapping as YAML would hold it; ConfigError for keys and values that YAML could not hold."""
     try:
-        copy: dict[str, Any] = json.loads(json.dumps(dict(source), default=_as_plain))
+        copy: PlainDict = json.loads(json.dumps(dict(source), default=_as_plain))
     except (RecursionError, ValueError, TypeError) as error:
         problem = f"the mapping cannot be kept as YAML: {error}; use text for keys, and plain values"
         raise ConfigError([problem]) from error
@@ -207,7 +209,7 @@ def plain_copy(source: Mapping[str, Any]) -> dict[str, Any]:
     return copy
 
 
-def _depth(value: Any) -> int:
+def _depth(value: Plain) -> int:
     """How deep mappings and lists are nested; counting stops beyond what is allowed."""
     depth, level = 0, [value]
     while level and depth <= MOST_DEPTH + 1:
@@ -216,7 +218,7 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _as_plain(value: Any) -> Any:
+def _as_plain(value: Any) -> Plain:  # Any: whatever a caller put there
     """Paths and numpy numbers, which callers from Python use."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -225,12 +227,12 @@ def _as_plain(value: Any) -> Any:
     raise ConfigError([f"a value of type {type(value).__name__} ({value!r}) cannot be kept; use text, numbers, lists"])
 
 
-def parse_overrides(overrides: Iterable[str]) -> list[tuple[list[str], Any]]:
+def parse_overrides(overrides: Iterable[str]) -> list[tuple[list[str], Plain]]:
     """(steps of the key, value) of each override; ConfigError lists all that are malformed or stand twice."""
     if isinstance(overrides, str):
         raise ConfigError([f"overrides = {overrides!r}: must be a list of texts, such as [{overrides!r}]"])
     problems: list[str] = []
-    assignments: dict[str, tuple[list[str], Any]] = {}
+    assignments: dict[str, tuple[list[str], Plain]] = {}
     for text in overrides:
         key, equals, value = text.partition("=")
         steps = key.strip().split(".")

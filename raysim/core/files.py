@@ -7,12 +7,13 @@ import os
 import secrets
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
+from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import ByteArray
 
 STALE_S = 3600.0  # a temporary file older than this belongs to no living writer
@@ -48,7 +49,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_checked(path: Path, described: Mapping[str, Any], *parts: ByteArray) -> None:
+def write_checked(path: Path, described: PlainMapping, *parts: ByteArray) -> None:
     """Write a cache file: a description, and the bytes of `parts`, with their checksum.
 
     described: plain data for JSON.  Raises OSError, with nothing left behind.
@@ -67,7 +68,7 @@ def write_checked(path: Path, described: Mapping[str, Any], *parts: ByteArray) -
     atomically(path, write)
 
 
-def read_header(file: BinaryIO) -> dict[str, Any] | None:
+def read_header(file: BinaryIO) -> PlainDict | None:
     """The description at the start of a cache file, with `count` and `shape` (3 sides) as numbers; None if damaged."""
     try:
         size = struct.unpack("<I", file.read(4))[0]
@@ -81,7 +82,7 @@ def read_header(file: BinaryIO) -> dict[str, Any] | None:
     return header if sane else None
 
 
-def read_checked(path: Path, extra_bytes: int = 0) -> tuple[dict[str, Any], ByteArray] | None:
+def read_checked(path: Path, extra_bytes: int = 0) -> tuple[PlainDict, ByteArray] | None:
     """(description, bytes) of a cache file of `count` images of a `shape`; None for one that is damaged.
 
     extra_bytes: of each image, beside its pixels.  Raises OSError where the file cannot be read.

@@ -5,7 +5,6 @@ Images are written `B x channels x height x width`, uint8 in 0..255. Units stand
 """
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -17,10 +16,6 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 Float32Array = NDArray[np.float32]
 ByteArray = NDArray[np.uint8]
-Plain: TypeAlias = Any
-"""YAML or JSON data: null, text, numbers, truth values, and lists and dictionaries of such."""
-Keys: TypeAlias = Mapping[str, Any]
-"""The keys of a section of a configuration, YAML data, or of a plug-in, checked against its own annotations."""
 Ref: TypeAlias = Any
 """A reference into Ray's object store, which only the engine may know more of."""
 ClientTable = dict[str, NDArray[Any]]  # columns of one round, a number per participant each

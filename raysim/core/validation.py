@@ -3,10 +3,11 @@
 import difflib
 from collections.abc import Iterable, Mapping
 from datetime import date
-from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+
+from raysim.core.plain import Plain, PlainMapping
 
 # What other tools call the same thing: similar meaning, dissimilar spelling.
 _SYNONYMS = {
@@ -26,7 +27,7 @@ _SYNONYMS = {
     "dataset": "data",
 }
 
-Schema = Mapping[str, Any]
+Schema = PlainMapping
 
 
 def closest(word: str, candidates: Iterable[str]) -> str | None:
@@ -50,7 +51,7 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
     return f"; did you mean {found!r}?" if found is not None else ""
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """A value as it would stand in YAML, cut to one line."""
     dumped = yaml.dump(value, Dumper=yaml.SafeDumper, default_flow_style=True, width=10**6, sort_keys=False)
     text = dumped.removesuffix("\n...\n").strip().replace("\n", " ")
@@ -60,7 +61,7 @@ def show(value: Any) -> str:
 def problems_of(
     error: ValidationError,
     model: type[BaseModel],
-    given: Mapping[str, Any],
+    given: PlainMapping,
     prefix: str = "",
     also: Iterable[str] = (),
     elsewhere: Iterable[str] = (),
@@ -125,7 +126,7 @@ def _follow(schema: Schema, root: Schema) -> Schema:
     return root["$defs"][reference] if reference else schema
 
 
-def _value(given: Any, steps: list[str]) -> Any:
+def _value(given: Plain, steps: list[str]) -> Plain:
     for step in steps:
         given = given.get(step) if isinstance(given, Mapping) else None
     return given

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from raysim.config.plugin_guard import blaming, checked_dataset
 from raysim.config.protocols import DataSource
-from raysim.core.records import ByteArray, Dataset, Keys
+from raysim.core.plain import PlainMapping
+from raysim.core.records import ByteArray, Dataset
 from raysim.data.decoded_cache import DecodedCache, content_key, open_cache
 
 
@@ -36,7 +37,7 @@ def open_reader(cache: str | None, notes: list[str]) -> Reader:
     return Reader(None if cache is None else open_cache(cache, notes), notes)
 
 
-def read_dataset(name: str, source: DataSource, params: Keys, reader: Reader) -> Dataset:
+def read_dataset(name: str, source: DataSource, params: PlainMapping, reader: Reader) -> Dataset:
     """What a data set returns for its keys; one with a positional parameter `reader` is given it.
 
     Raises UserError for what a data set of the user's own (`name`, in messages) raises, or returns, if it is no Dataset

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from raysim.config.schema import Update
-from raysim.core.records import FloatArray, IntArray, Keys
+from raysim.core.plain import PlainMapping
+from raysim.core.records import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,7 +24,7 @@ class Plugin(Generic[Built]):
 
     kind: str
     name: str
-    params: Keys
+    params: PlainMapping
 
     def build(self, *positional: object) -> Built:
         """Call it with what the engine supplies and the user's parameters."""
@@ -49,7 +50,7 @@ class WorkerSetup:
     local: "Plugin[LocalAlgorithm]"
     augment: tuple[str, ...] = ()
     bf16: bool = False
-    measure: dict[str, Keys] = field(default_factory=dict)
+    measure: dict[str, PlainMapping] = field(default_factory=dict)
     update_bytes_limit: int = 1_000_000_000
     update: Update = field(default_factory=Update)
     buffers: str = "average"

@@ -17,14 +17,15 @@ from raysim.config.protocols import AggregationRule, ImageGenerator, LocalAlgori
 from raysim.config.schema import AggregationSection, Config, Section
 from raysim.config.yaml_io import read_yaml
 from raysim.core.errors import UserError
-from raysim.core.records import IntArray, Keys
+from raysim.core.plain import PlainMapping
+from raysim.core.records import IntArray
 from raysim.engine.messages import Plugin, WorkerSetup
 from raysim.engine.versions import installed
 from raysim.federation.cohort import cohort, cohort_size
 from raysim.lifecycle.prepare import Prepared, named
 from raysim.models.flat_model import FlatModel, build_model
 
-Source = str | Path | Keys | Config
+Source = str | Path | PlainMapping | Config
 _TEST_SPLITS = "parquet: test-*.parquet; image_folder: test/; npz: test_images and test_labels"
 
 
@@ -44,7 +45,7 @@ class Components:
     generator_fingerprint: str = ""
 
 
-def read_config(source: Source, overrides: Iterable[str], keys: Keys) -> Config:
+def read_config(source: Source, overrides: Iterable[str], keys: PlainMapping) -> Config:
     """The configuration that `raysim.run` was given: a YAML file, a mapping or a Config, with changes to its keys."""
     if isinstance(source, Config):
         source = source.resolved()
@@ -172,7 +173,7 @@ def _check_privacy(config: Config, rule: AggregationRule, algorithm: LocalAlgori
     require_library()
 
 
-def measures(section: AggregationSection, rule: AggregationRule) -> dict[str, Keys]:
+def measures(section: AggregationSection, rule: AggregationRule) -> dict[str, PlainMapping]:
     """The statistics of trained clients that a rule needs, with their options from its own keys."""
     options = {key: section.params.get(key) for key in ("probe", "probe_size", "layers")}
     return dict.fromkeys(rule.needs, options)

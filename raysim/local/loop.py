@@ -125,7 +125,7 @@ def _gradient(job: Job, algorithm: LocalAlgorithm, x: Tensor, y_B: Tensor, bf16:
 
 def _dense_gradient(module: nn.Module, algorithm: LocalAlgorithm) -> DenseGradient | None:
     """The same for fully connected networks in a fraction of the time, where the loss is plain cross-entropy."""
-    if type(module) is not Classifier or getattr(type(algorithm), "loss", None) is not sgd.loss:
+    if type(module) is not Classifier or type(algorithm).loss is not sgd.loss:
         return None
     return DenseGradient.of(module.chain())
 

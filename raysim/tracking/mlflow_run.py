@@ -6,11 +6,17 @@ import re
 import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from raysim.core.errors import UserError
+from raysim.core.plain import PlainMapping
 from raysim.tracking.store import SqliteFile, clean_name, flatten, short, without_password
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+Item = TypeVar("Item")
 OTHERS_PER_REQUEST = 100  # MLflow's own limit for parameters and tags
 ENVIRONMENT = {  # defaults only: what the user has set stays
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -19,7 +25,7 @@ ENVIRONMENT = {  # defaults only: what the user has set stays
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 
-Params = Mapping[str, Any]
+Params = PlainMapping
 
 
 def load_mlflow() -> tuple[type[Exception], ...]:
@@ -49,7 +55,7 @@ class Opening:
     tags: Mapping[str, str]
     resume_run_id: str | None
 
-    def find_run(self) -> tuple[Any, Any, bool]:
+    def find_run(self) -> "tuple[MlflowClient, Run, bool]":
         """(client, run, whether it is the one to resume)."""
         import mlflow
 
@@ -63,7 +69,7 @@ class Opening:
         experiment = _experiment(client, self.experiment, self.address)
         return client, client.create_run(experiment, run_name=self.run_name), False
 
-    def _find_by_name(self, client: Any) -> Any | None:
+    def _find_by_name(self, client: "MlflowClient") -> "Run | None":
         experiment = client.get_experiment_by_name(self.experiment)
         if experiment is None:
             return None
@@ -71,7 +77,7 @@ class Opening:
         return next(iter(client.search_runs([experiment.experiment_id], wanted, max_results=1)), None)
 
 
-def _find_run(client: Any, run_id: str) -> Any | None:
+def _find_run(client: "MlflowClient", run_id: str) -> "Run | None":
     from mlflow.exceptions import MlflowException
 
     try:
@@ -83,7 +89,7 @@ def _find_run(client: Any, run_id: str) -> Any | None:
     return run if run.info.lifecycle_stage == "active" else None
 
 
-def _experiment(client: Any, name: str, uri: str) -> str:
+def _experiment(client: "MlflowClient", name: str, uri: str) -> str:
     """The id of the experiment, made if there is none; a local store keeps its artifacts beside the sqlite file."""
     from mlflow.exceptions import MlflowException
 
@@ -105,7 +111,7 @@ def _experiment(client: Any, name: str, uri: str) -> str:
     return str(found.experiment_id)
 
 
-def describe(client: Any, run: Any, params: Params, tags: dict[str, str]) -> None:
+def describe(client: "MlflowClient", run: "Run", params: Params, tags: dict[str, str]) -> None:
     """Log parameters and tags.  MLflow refuses to change a parameter, so a changed one (more rounds) becomes a tag."""
     import yaml
     from mlflow.entities import Param, RunTag
@@ -115,11 +121,11 @@ def describe(client: Any, run: Any, params: Params, tags: dict[str, str]) -> Non
     tags |= {f"resumed_with.{key}": value for key, value in flat.items() if known.get(key, value) != value}
     for part in parts([Param(key, value) for key, value in flat.items() if key not in known], OTHERS_PER_REQUEST):
         client.log_batch(run_id, params=part)
-    for part in parts([RunTag(clean_name(k), short(str(v))) for k, v in tags.items()], OTHERS_PER_REQUEST):
-        client.log_batch(run_id, tags=part)
+    for some in parts([RunTag(clean_name(k), short(str(v))) for k, v in tags.items()], OTHERS_PER_REQUEST):
+        client.log_batch(run_id, tags=some)
     client.log_text(run_id, yaml.safe_dump(dict(params), sort_keys=False, allow_unicode=True), "config.yaml")
 
 
-def parts(items: list[Any], size: int) -> Iterator[list[Any]]:
+def parts(items: list[Item], size: int) -> Iterator[list[Item]]:
     """`items`, at most `size` at a time."""
     return (items[i : i + size] for i in range(0, len(items), size))

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from raysim import __version__
 from raysim.core.errors import UserError
 from raysim.core.persistent import persistent_folder
+from raysim.core.plain import PlainMapping
 
 VALUE_CHARACTERS = 1000  # of a parameter or tag; MLflow's own limits are 6,000 and 8,000
 DATABASES = ("postgresql", "mysql", "mssql")
@@ -200,7 +200,7 @@ class Outbox:
         return [*self._lost, *self._waiting]
 
 
-def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten(params: PlainMapping, prefix: str = "") -> dict[str, str]:
     """A nested configuration as dotted keys and text; a long value ends in a note that says so."""
     flat: dict[str, str] = {}
     for key, value in params.items():

@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from raysim.core.errors import UserError
 from raysim.tracking.mlflow_run import Opening, Params, describe, load_mlflow, parts
@@ -27,6 +27,10 @@ from raysim.tracking.store import (
     short,
     without_password,
 )
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Run, RunTag
 
 __all__ = ["NullTracker", "Tracker", "check_uri"]
 
@@ -79,8 +83,8 @@ class Tracker(NullTracker):
         self._store = SqliteFile(opening.address)
         self._outbox = Outbox(self._store, errors, LOST_CODES)
         self.run_id, self.uri = opening.resume_run_id or "", without_password(opening.address)
-        self._found: tuple[Any, Any, bool] | None = None
-        self._opened: Any = None
+        self._found: tuple[MlflowClient, Run, bool] | None = None
+        self._opened: MlflowClient | None = None
         self._away = ""
         # a resumed run: the rounds that the store already has, by metric, looked up when first needed
         self._logged_steps: dict[str, set[int]] | None = None
@@ -141,9 +145,10 @@ class Tracker(NullTracker):
         self._opened = client
 
     @property
-    def _client(self) -> Any:
+    def _client(self) -> "MlflowClient":
         if self._opened is None:
             self._open(LATER_WAIT_S, LATER_WAIT_S)
+        assert self._opened is not None  # or `_open` would have raised
         return self._opened
 
     @property
@@ -184,7 +189,7 @@ class Tracker(NullTracker):
         for part in list(parts(rows, METRICS_PER_REQUEST)) or [[]]:
             self._outbox.submit(Write("metrics", functools.partial(self._send_rows, part, tags), round))
 
-    def _send_rows(self, rows: list[Any], tags: list[Any]) -> None:
+    def _send_rows(self, rows: "list[Metric]", tags: "list[RunTag]") -> None:
         """One request.  The rows of a request are stored together or not at all, so one of them tells for all."""
         client = self._client
         if rows and self._logged_steps is not None:

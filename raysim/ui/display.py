@@ -7,7 +7,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
+
+from raysim.core.plain import PlainMapping
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -69,7 +71,7 @@ class Display:
         shown = ", ".join(f"{name} {_number(value)}" for name, value in metrics.items())
         self._show(round, rounds, shown, eta_s)
 
-    def summary(self, summary: Mapping[str, Any]) -> None:
+    def summary(self, summary: PlainMapping) -> None:
         """Print what came out of the run, from the content of summary.json; keys that are missing are left out."""
         from rich.console import Console
         from rich.table import Table
@@ -176,7 +178,7 @@ def _progress(stream: TextIO) -> "Progress":
     )
 
 
-def _title(summary: Mapping[str, Any]) -> str:
+def _title(summary: PlainMapping) -> str:
     parts = [summary.get("dataset"), summary.get("policy") and f"{summary['policy']} images"]
     parts += [summary.get("rule") and f"{summary['rule']} weights"]
     what = ", ".join(str(part) for part in parts if part)
@@ -184,7 +186,7 @@ def _title(summary: Mapping[str, Any]) -> str:
     return f"raysim: {what}" + (f" - {status}" if status and status != "FINISHED" else "")
 
 
-def _rows(summary: Mapping[str, Any], blocks: bool) -> list[tuple[str, str]]:
+def _rows(summary: PlainMapping, blocks: bool) -> list[tuple[str, str]]:
     rows = [
         ("Accuracy", _accuracy(summary)),
         ("Clients", _clients(summary, blocks)),
@@ -197,7 +199,7 @@ def _rows(summary: Mapping[str, Any], blocks: bool) -> list[tuple[str, str]]:
     return [(label, value) for label, value in rows if value]
 
 
-def _accuracy(summary: Mapping[str, Any]) -> str:
+def _accuracy(summary: PlainMapping) -> str:
     final, best, area = (summary.get(key) for key in ("final_accuracy", "best_accuracy", "accuracy_auc"))
     if final is None and best is None:
         return "not measured"
@@ -207,7 +209,7 @@ def _accuracy(summary: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _clients(summary: Mapping[str, Any], blocks: bool) -> str:
+def _clients(summary: PlainMapping, blocks: bool) -> str:
     sizes = [int(size) for size in summary.get("sizes_K") or []]
     text = f"{summary['clients']:,} with {summary.get('n_real', 0):,} real images" if "clients" in summary else ""
     if sizes:
@@ -217,7 +219,7 @@ def _clients(summary: Mapping[str, Any], blocks: bool) -> str:
     return text
 
 
-def _skew(summary: Mapping[str, Any], blocks: bool) -> str:
+def _skew(summary: PlainMapping, blocks: bool) -> str:
     entropy = sorted(float(value) for value in summary.get("entropy_K") or [])
     if not entropy:
         return ""
@@ -226,7 +228,7 @@ def _skew(summary: Mapping[str, Any], blocks: bool) -> str:
     return f"{text} (0: one class, 1: all alike){_profile(entropy, 1.0, blocks)}"
 
 
-def _images(summary: Mapping[str, Any]) -> str:
+def _images(summary: PlainMapping) -> str:
     made, full = summary.get("n_synthetic"), summary.get("n_synthetic_full_balance")
     if made is None:
         return ""
@@ -238,7 +240,7 @@ def _images(summary: Mapping[str, Any]) -> str:
     return text + (f", made at {rate:,.1f} a second" if made and rate else "")
 
 
-def _time(summary: Mapping[str, Any], blocks: bool) -> list[tuple[str, str]]:
+def _time(summary: PlainMapping, blocks: bool) -> list[tuple[str, str]]:
     seconds = {key: float(value) for key, value in (summary.get("seconds") or {}).items()}
     total = seconds.get("total") or sum(seconds.values())
     if not total:
@@ -252,7 +254,7 @@ def _time(summary: Mapping[str, Any], blocks: bool) -> list[tuple[str, str]]:
     return rows + [("", f"{name:<9}{duration(s):>14}  {full * round(40 * min(1.0, s / total))}") for name, s in parts]
 
 
-def _workers(summary: Mapping[str, Any]) -> str:
+def _workers(summary: PlainMapping) -> str:
     idle = sorted(float(worker["idle_frac"]) for worker in summary.get("workers") or [])
     if not idle:
         return ""
@@ -260,7 +262,7 @@ def _workers(summary: Mapping[str, Any]) -> str:
     return f"{len(idle)}, idle for {least if least == most else f'{least} to {most}'} of the time of the rounds"
 
 
-def _places(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _places(summary: PlainMapping) -> list[tuple[str, str]]:
     rows = [("Files", _near(summary["run_directory"]))] if summary.get("run_directory") else []
     uri = summary.get("mlflow_uri") or "none"
     if uri.startswith("http"):
@@ -285,7 +287,7 @@ def _profile(values: Sequence[float], most: float, blocks: bool) -> str:
     return "\n" + "".join(BARS[min(7, max(0, round(7 * value / most)))] for value in picked)
 
 
-def _number(value: Any) -> str:
+def _number(value: float | None) -> str:
     """Four decimals for a number between -10 and 10, four figures beyond."""
     number = math.nan if value is None else float(value)
     return f"{number:.4f}" if abs(number) < 10 else f"{number:.4g}"

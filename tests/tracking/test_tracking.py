@@ -459,7 +459,7 @@ def test_only_so_much_waits_for_a_store_that_is_away(monkeypatch):
 TWO_AT_ONCE = """
 import sys
 from pathlib import Path
-from raysim.tracking import Tracker
+from raysim.tracking.tracker import Tracker
 assert "mlflow" not in sys.modules
 tracker = Tracker.start("auto", "shared", sys.argv[1], {}, {}, None, Path("."))
 for round_ in range(20):

@@ -1,19 +1,19 @@
 """A plan as plain data, for other programs."""
 
-from typing import Any
 
 import numpy as np
 
 from raysim.allocation import fedeas_budget
 from raysim.allocation.imbalance import contributions_K, imbalance, missing_cells, top_share
 from raysim.commands.plan.plan import OverSeeds, Plan, PolicyPlan
+from raysim.core.plain import PlainDict
 from raysim.core.records import FloatArray
 
 
-def as_json(planned: Plan) -> dict[str, Any]:
+def as_json(planned: Plan) -> PlainDict:
     """The plan as plain data: `real`, `full_balance`, `policies` by name, `betas`, and what else is known."""
     counts_KC, chosen = planned.counts_KC, planned.chosen
-    content: dict[str, Any] = {
+    content: PlainDict = {
         "real": int(counts_KC.sum()),
         "full_balance": planned.full_balance,
         "clients": len(counts_KC),
@@ -36,7 +36,7 @@ def as_json(planned: Plan) -> dict[str, Any]:
     return content
 
 
-def _policy_json(planned: Plan, row: PolicyPlan) -> dict[str, Any]:
+def _policy_json(planned: Plan, row: PolicyPlan) -> PlainDict:
     if row.problem:
         return {"images": None, "imbalance_removed": None, "synthetic_share": None, "problem": row.problem}
     per_image, speed = planned.bytes_per_image, planned.speed
@@ -54,14 +54,14 @@ def _policy_json(planned: Plan, row: PolicyPlan) -> dict[str, Any]:
     }
 
 
-def _beta_json(row: fedeas_budget.BetaRow) -> dict[str, Any]:
+def _beta_json(row: fedeas_budget.BetaRow) -> PlainDict:
     return {
         "beta": row.beta, "images": row.images, "synthetic_share": row.synthetic_share,
         "imbalance_removed": row.removed, "satisfies_rule": row.satisfies,
     }
 
 
-def _seeds_json(over: OverSeeds) -> dict[str, Any]:
+def _seeds_json(over: OverSeeds) -> PlainDict:
     return {
         "seeds": over.seeds,
         "full_balance": statistics(over.full_balance),
@@ -73,7 +73,7 @@ def _seeds_json(over: OverSeeds) -> dict[str, Any]:
     }
 
 
-def statistics(values: FloatArray) -> dict[str, Any]:
+def statistics(values: FloatArray) -> PlainDict:
     """n, mean, sd (ddof 1), median, min and max of the finite values; None where there are too few."""
     known = values[np.isfinite(values)]
     if not len(known):

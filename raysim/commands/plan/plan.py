@@ -1,9 +1,8 @@
 """What each policy would cost and remove, from label counts alone: before any image is made or any worker starts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from raysim.config.plugin_guard import ask_policy
 from raysim.config.registry import check_name, check_parameters, parameters, resolve
 from raysim.config.schema import Config
 from raysim.core.errors import UserError
+from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import Dataset, FloatArray, IntArray, Partition
 from raysim.lifecycle.prepare import load_dataset, make_partition
 
@@ -99,7 +99,7 @@ class Plan:
 
 
 def plan(
-    source: str | Path | Mapping[str, Any],
+    source: str | Path | PlainMapping,
     overrides: Iterable[str] = (),
     *,
     policies: str | Sequence[str] | None = None,
@@ -150,7 +150,7 @@ def plan_policies(config: Config, counts_KC: IntArray, names: Sequence[str]) -> 
     return Quotas({name: rows[name] for name in names}, reference.name)
 
 
-def _row(name: str, counts_KC: IntArray, params: dict[str, Any], matched: bool = False) -> PolicyPlan:
+def _row(name: str, counts_KC: IntArray, params: PlainDict, matched: bool = False) -> PolicyPlan:
     quota_KC, problem = np.zeros_like(counts_KC), ""
     try:
         policy = resolve("allocation", name)
@@ -281,7 +281,7 @@ def _betas(given: str | Sequence[float] | None, config: Config) -> list[float]:
     return sorted({*betas, *([float(own)] if isinstance(own, int | float) else [])})
 
 
-def _ablation(config: Config) -> dict[str, Any]:
+def _ablation(config: Config) -> PlainDict:
     """The factors of FedEAS that the configuration leaves out, for the table of betas."""
     params = config.allocation.params if config.allocation.name == "fedeas" else {}
     return {key: params[key] for key in ("entropy", "size") if key in params}

@@ -3,15 +3,15 @@
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from raysim.config.load import apply_overrides, check_command, load_config
 from raysim.config.schema import PLUGIN_SECTIONS, SECTIONS, Config
 from raysim.config.yaml_io import parse_overrides, plain_copy, read_yaml
 from raysim.core.errors import ConfigError
+from raysim.core.plain import Plain, PlainDict, PlainMapping
 from raysim.core.validation import nearest, show
 
 METHOD = "method"
@@ -72,7 +72,7 @@ def read_sweep(path: str | Path, overrides: Iterable[str] = ()) -> Grid:
     return Grid(Path(path).stem, cells, plain.get("target_accuracy"), list(dict.fromkeys([*notes, *found])))
 
 
-def _apply_own(plain: dict[str, Any], texts: list[str]) -> list[str]:
+def _apply_own(plain: PlainDict, texts: list[str]) -> list[str]:
     """Set what the command line says of the sweep itself; returns the overrides left, which are for the base."""
     left = []
     for text, (steps, value) in zip(texts, parse_overrides(texts), strict=True):
@@ -85,7 +85,7 @@ def _apply_own(plain: dict[str, Any], texts: list[str]) -> list[str]:
     return left
 
 
-def _problems(plain: Mapping[str, Any]) -> list[str]:
+def _problems(plain: PlainMapping) -> list[str]:
     """What is wrong with the sweep file itself."""
     problems = [
         f"{key} = {show(plain[key])}: no such key{nearest(key, _KEYS)} (valid keys here: {', '.join(_KEYS)})"
@@ -104,7 +104,7 @@ def _problems(plain: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _axis_problems(axis: str, values: Any) -> list[str]:
+def _axis_problems(axis: str, values: Plain) -> list[str]:
     if not isinstance(values, list) or not values:
         return [f"grid.{axis} = {show(values)}: must be a list with at least one value"]
     labels = [label for label, _ in _choices(axis, values)]
@@ -115,7 +115,7 @@ def _axis_problems(axis: str, values: Any) -> list[str]:
     ]
 
 
-def _choices(axis: str, values: list[Any]) -> list[tuple[str, list[str]]]:
+def _choices(axis: str, values: list[Plain]) -> list[tuple[str, list[str]]]:
     """(label, overrides) of each value of an axis.
 
     A mapping for a section changes its keys as overrides on the command line would; a text names its plug-in.
@@ -140,13 +140,13 @@ def _choices(axis: str, values: list[Any]) -> list[tuple[str, list[str]]]:
     return choices
 
 
-def _short(keys: Mapping[str, Any]) -> str:
+def _short(keys: PlainMapping) -> str:
     """`fedeas` for {name: fedeas}, `fedeas {beta: 8}` with more keys."""
     others = {key: value for key, value in keys.items() if key != "name"}
     return " ".join([*([str(keys["name"])] if "name" in keys else []), *([show(others)] if others else [])])
 
 
-def _base(base: str | dict[str, Any], file: Path, overrides: list[str]) -> tuple[dict[str, Any], list[str]]:
+def _base(base: str | PlainDict, file: Path, overrides: list[str]) -> tuple[PlainDict, list[str]]:
     """The base with the overrides of the command line; its MLflow experiment is that of the sweep."""
     path = file.expanduser().parent / base if isinstance(base, str) else None
     plain = read_yaml(path) if path is not None else plain_copy(base)  # type: ignore[arg-type]
@@ -157,7 +157,7 @@ def _base(base: str | dict[str, Any], file: Path, overrides: list[str]) -> tuple
 
 
 def _cells(
-    base: dict[str, Any], axes: dict[str, list[tuple[str, list[str]]]], source: str
+    base: PlainDict, axes: dict[str, list[tuple[str, list[str]]]], source: str
 ) -> tuple[list[Cell], list[str]]:
     """(every combination in the order of the file, notes); ConfigError with the problems of all of them."""
     cells: list[Cell] = []

@@ -1,10 +1,11 @@
 """What came out of a sweep: one row a run, and mean and standard deviation over seeds, as CSV and text."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raysim.commands.sweep.grid import Cell
 from raysim.core.files import write_atomic
+from raysim.core.plain import PlainDict
 from raysim.lifecycle.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ HEADINGS = {
 _DECIMALS = {"images": 0, "seconds": 1, TARGET: 1}
 
 
-def row(cell: Cell, finished: RunDirectory | None, cause: str, target: float | None) -> dict[str, Any]:
+def row(cell: Cell, finished: RunDirectory | None, cause: str, target: float | None) -> PlainDict:
     """Everything about one run that comparisons need; of a failed one, why."""
     known = {
         "group": cell.group, "seed": cell.config.seed, **{f"axis.{axis}": label for axis, label in cell.labels.items()},
@@ -51,7 +52,7 @@ def rounds_to(finished: RunDirectory, target: float) -> int | None:
     return int(reached["round"].iloc[0]) if len(reached) else None
 
 
-def frames(rows: list[dict[str, Any]], target: float | None) -> "tuple[pd.DataFrame, pd.DataFrame]":
+def frames(rows: list[PlainDict], target: float | None) -> "tuple[pd.DataFrame, pd.DataFrame]":
     """(one row a run, one row a group with n, and mean and sd of each metric).
 
     sd has n - 1 in its denominator (ddof 1), hence is NaN for one run.  Rounds to the target are averaged over the runs
@@ -64,7 +65,7 @@ def frames(rows: list[dict[str, Any]], target: float | None) -> "tuple[pd.DataFr
     runs = runs.reindex(columns=[*runs.columns, *(name for name in names if name not in runs.columns)])
     lines = []
     for group, part in runs.groupby("group", sort=False):
-        line: dict[str, Any] = {"group": group, "n": int((part["status"] == "FINISHED").sum())}
+        line: PlainDict = {"group": group, "n": int((part["status"] == "FINISHED").sum())}
         line["failed"] = len(part) - line["n"]
         for name in names:
             values = pd.to_numeric(part[name])
@@ -75,7 +76,7 @@ def frames(rows: list[dict[str, Any]], target: float | None) -> "tuple[pd.DataFr
     return runs, pd.DataFrame(lines)
 
 
-def write(directory: Path, rows: list[dict[str, Any]], target: float | None) -> None:
+def write(directory: Path, rows: list[PlainDict], target: float | None) -> None:
     """runs.csv, table.csv and table.txt, each whole or not at all."""
     runs, table = frames(rows, target)
     write_atomic(directory / "runs.csv", runs.to_csv(index=False).encode())
