@@ -52,7 +52,10 @@ def find_layout(
         unknown = [name for name in subfolders(roots[split]) if name not in names and has_image(roots[split] / name)]
         if unknown and classes is None:
             where, known = _shown(roots[split], root), _shown(train, root)
-            raise UserError(f"data.path = {path!r}: class {unknown[0]!r} is in {where}, but not in {known}; remove it")
+            raise UserError(
+                f"data.path = {path!r}: class {unknown[0]!r} is in {where}, but not in {known}; remove it, or name the "
+                f"splits that are to be read with data.splits, such as data.splits={{train: {_shown(train, root)}}}"
+            )
         _say_left_out(roots[split], unknown, [], notes)
     if classes is None:
         _check_names(path, train, names)
@@ -107,7 +110,8 @@ def _found_roots(path: str, root: Path, classes: Sequence[str] | None, notes: li
         if not subfolders(root / name) and has_image(root / name):
             raise UserError(
                 f"{where}, {name!r} is named like a split but holds images without a folder per class; make one folder "
-                f"per class in it, or, if it is a class, name all with data.classes=[{', '.join(there)}]"
+                "per class in it, name the splits that are to be read with data.splits, or, if it is a class, name all "
+                f"with data.classes=[{', '.join(there)}]"
             )
         roots[split] = root / name
     if "train" not in roots:
@@ -156,7 +160,8 @@ def _check_names(path: str, root: Path, names: Sequence[str]) -> None:
     if like_split:
         raise UserError(
             f"data.path = {path!r}: the class {_quoted(like_split)} in {root.absolute()} is named like a split; if it "
-            f"is a class, name all classes with data.classes=[{', '.join(names)}]"
+            f"is a class, name all classes with data.classes=[{', '.join(names)}]; if it is a split, give the folder "
+            "of each split with data.splits"
         )
     if len(names) == 1 and has_image(root / names[0]):
         raise UserError(
@@ -187,12 +192,20 @@ def _quoted(names: Sequence[str] | Mapping[str, object]) -> str:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder and was not put there by a machine, in the order of its names."""
+    """What is in a folder and was not put there by a machine, in the order of its names.
+
+    Raises UserError for a folder that cannot be read, and for a link to nothing that could be a folder or an image.
+    """
     try:
         with os.scandir(folder) as found:
-            return sorted((entry for entry in found if not is_hidden(entry.name)), key=lambda entry: entry.name)
+            entries = sorted((entry for entry in found if not is_hidden(entry.name)), key=lambda entry: entry.name)
     except OSError as error:
         raise UserError(f"data.path: the folder {folder} cannot be read ({error.strerror})") from error
+    for entry in entries:
+        path = folder / entry.name
+        if entry.is_symlink() and not path.exists() and path.suffix.lower() not in _NO_IMAGES - {""}:
+            raise UserError(f"data.path: {path} is a link to {path.readlink()}, where nothing is; mend or remove it")
+    return entries
 
 
 def subfolders(folder: Path) -> list[str]:
@@ -237,8 +250,6 @@ def _walk(folder: Path, seen: set[str], others: Counter[str] | None = None) -> l
                 raise UserError(f"data.path: {path} is a folder though it is named like an image; rename or remove it")
             found += _walk(path, seen, others)
         elif is_image(path):
-            if not path.exists():
-                raise UserError(f"data.path: {path} is a link to {path.readlink()}, where nothing is; remove it")
             if not path.is_file():
                 raise UserError(f"data.path: {path} is no file though it is named like an image; remove it")
             found.append(path)

@@ -199,6 +199,25 @@ def test_dangling_links_and_folders_named_like_images_are_refused(tmp_path: Path
         read(tmp_path / "link")
 
 
+@pytest.mark.parametrize("name", ["test", "c", "train/c", "train/a/more"])
+def test_a_link_that_leads_nowhere_is_no_missing_split_or_class(tmp_path: Path, name: str):
+    """Were it passed over, a class would be lost, or a test split cut from the training images."""
+    fill(tmp_path / "train", {"a": 2, "b": 2})
+    (tmp_path / name).symlink_to(tmp_path / "unmounted")
+    with pytest.raises(UserError, match=rf"{name} is a link to {tmp_path}/unmounted, where nothing is"):
+        read(tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / "train/a/notes.txt").symlink_to(tmp_path / "unmounted")  # text is not read anyhow
+    assert len(read(tmp_path)[0].train_labels_N) == 4
+
+
+def test_a_test_split_without_labels_can_be_left_out(tmp_path: Path):
+    fill(tmp_path, {"train/a": 2, "train/b": 2, "test/unknown": 3})
+    with pytest.raises(UserError, match=r"'unknown' is in test/, but not in train/.*data\.splits=\{train: train/\}"):
+        read(tmp_path)
+    assert len(read(tmp_path, splits={"train": "train/"})[0].train_labels_N) == 4
+
+
 def test_linked_folders_are_read_once_and_a_loop_of_links_ends(tmp_path: Path):
     fill(tmp_path / "x", {"a": 4, "b": 4})
     fill(tmp_path, {"elsewhere": 1}, first=200)
