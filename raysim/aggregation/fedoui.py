@@ -21,6 +21,7 @@ Eta = Annotated[Exponent, Field(description="exponent of the alignment; 0 switch
 
 CLIP_FIT = 1e-3  # a Beta fit diverges on values of exactly 0 or 1
 CLIP_CDF = 1e-4
+CANCELLED = 2.0**-23  # a mean update is this small a part of its addends, or smaller, by rounding alone
 RESOLUTION = 1e-9  # OUIs closer than this are equal: below it the Beta CDF loses its digits, and ranks would be noise
 
 
@@ -142,12 +143,19 @@ class fedoui_align(fedoui):
 
 
 def alignment(table: RoundTable, updates: Updates | None) -> FloatArray:
-    """a_k = max(0, cos(Delta_k, Delta_bar)) with the size-weighted mean update; 0 where either vector is zero."""
+    """a_k = max(0, cos(Delta_k, Delta_bar)) with the size-weighted mean update: K; 0 where either vector is zero.
+
+    Updates that cancel leave a mean of rounding errors, whose direction says nothing. Rounding each update to float32
+    moves the mean by at most 2^-24 sum_k p_k ||Delta_k||; a mean of less than twice that counts as zero.
+    """
     if updates is None:
         raise ValueError("alignment needs the clients' updates")
-    mean_P = updates.weighted_sum(normalise(table, table.n_K.astype(np.float64)))
-    scale_K = updates.norms() * math.sqrt(np.square(mean_P).sum())  # no BLAS: its bits depend on the thread count
-    a_K = np.zeros(len(table.n_K))
+    p_K = normalise(table, table.n_K.astype(np.float64))
+    mean_P, norm_K, a_K = updates.weighted_sum(p_K), updates.norms(), np.zeros(len(p_K))
+    length = math.sqrt(np.square(mean_P).sum())  # no BLAS: its bits depend on the thread count
+    if length <= CANCELLED * math.fsum(p_K * norm_K):
+        return a_K
+    scale_K = norm_K * length
     np.divide(updates.dot(mean_P), scale_K, out=a_K, where=scale_K > 0)
     return np.clip(a_K, 0, 1)
 

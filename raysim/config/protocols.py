@@ -165,6 +165,10 @@ class LocalAlgorithm(Protocol):
     """Names of the server-side vectors (P) that every client receives; they start at zero."""
     server_only: ClassVar[tuple[str, ...]] = ()
     """Those of both that a real federation would not send: only the server uses them, or it knows them anyway."""
+    logged: ClassVar[tuple[str, ...]] = ()
+    """Names of numbers in `job.scratch` that are kept in the record of each client; a real federation sends none."""
+    equal_clients: ClassVar[bool] = False
+    """Whether the method minimises the mean over clients, each counted alike, however updates are weighed."""
 
     def check(self, module: "nn.Module", rule: "AggregationRule", server: "ServerOptimiser") -> None:
         """Raises UserError for a model, aggregation rule or server optimiser that the algorithm cannot work with."""

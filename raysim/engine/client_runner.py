@@ -116,7 +116,7 @@ class ClientRunner:
         measured = self.probe.measure(self.model, self.scale, k, member.data, self.dataset) if self.probe else {}
         report = ClientReport(
             k, task.n_real, task.n_synthetic, result.steps, self.algorithm.effective_steps(job), result.loss, norm,
-            result.seconds, {**measured, **seen},
+            result.seconds, {**measured, **seen, **{name: job.scratch[name] for name in self.algorithm.logged}},
         )
         further = {} if residual_P is None else {RESIDUAL: residual_P}
         if self.setup.buffers == "local":

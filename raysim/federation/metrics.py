@@ -10,7 +10,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from raysim.config.schema import Config
-from raysim.core.records import BoolArray, ClientReport, ClientTable, FloatArray, Partition, RoundTable, Weights
+from raysim.core.records import (
+    BoolArray,
+    ClientReport,
+    ClientTable,
+    FloatArray,
+    ModelState,
+    Partition,
+    RoundTable,
+    Weights,
+)
 from raysim.engine.rounds import Round
 
 METRICS: dict[str, str] = {
@@ -32,6 +41,8 @@ METRICS: dict[str, str] = {
     "weight_entropy": "entropy of the weights over its maximum: 1 for equal weights, 0 for one client that decides",
     "weight_ratio_noisy": "mean weight of noisy participants over that of the others; only where there are both",
     "update_norm_mean": "mean Euclidean norm of the participants' updates",
+    "{vector}_norm": "Euclidean norm of a vector that goes to clients beside the model: SCAFFOLD's c, FedDyn's h",
+    "c_k_norm_mean": "mean Euclidean norm of the participants' control variates after the round (SCAFFOLD)",
     "oui_mean": "mean OUI of the participants, in [0, 1]; for rules that measure it",
     "oui.{layer}_mean": "the same for one of several layers",
     "clipped_mean": "fraction of the participants whose update was clipped (update.clip)",
@@ -68,6 +79,7 @@ COLUMNS: dict[str, str] = {
     "noisy": "1 for a client with label noise",
     "input_noise": "standard deviation of the noise on its images, in units of the [0, 1] pixel range",
     "score": "its score, for rules that give one",
+    "c_k_norm": "Euclidean norm of its control variate after the round (SCAFFOLD)",
     "oui": "its OUI, for rules that measure it",
     "{statistic}": "a further statistic that clients report",
 }
@@ -124,17 +136,25 @@ def round_metrics(
     return row
 
 
+def vector_norms(model: ModelState) -> dict[str, float]:
+    """Euclidean norm of each vector that goes to clients beside the model, by its name."""
+    vectors = model.broadcast_vectors.items()
+    return {f"{name}_norm": float(np.sqrt(np.square(v, dtype=np.float64).sum())) for name, v in vectors}
+
+
 class ModelSize:
     """What a participant of a real federation would receive and send, in numbers of float32.
 
     parameters, float_buffers: of the model.  down, up: further vectors of P numbers each, to and from a client.
+    unsent: how many of the statistics in a client's report are for the record alone.
     """
 
-    def __init__(self, parameters: int, float_buffers: int, down: int, up: int) -> None:
+    def __init__(self, parameters: int, float_buffers: int, down: int, up: int, unsent: int = 0) -> None:
         self.parameters = parameters
         self.float_buffers = float_buffers
         self.down = down
         self.up = up
+        self.unsent = unsent
 
     def bytes(self, config: Config, reports: Sequence[ClientReport]) -> dict[str, float]:
         """Of a round: 4 bytes a number, updates as they are sent, 8 bytes a scalar.
@@ -146,7 +166,7 @@ class ModelSize:
         buffers_up = self.float_buffers if kind != "global" else 0
         down = 4 * (self.parameters + buffers_down + self.parameters * self.down)
         up = config.update.bytes_up(self.parameters) + 4 * (buffers_up + self.parameters * self.up)
-        scalars = 8 * (3 + max((len(r.metrics) for r in reports), default=0))
+        scalars = 8 * (3 + max((len(r.metrics) for r in reports), default=0) - self.unsent)
         return {"bytes_down": len(reports) * down, "bytes_up": len(reports) * (up + scalars)}
 
 

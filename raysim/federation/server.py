@@ -29,7 +29,7 @@ from raysim.engine.object_store import put
 from raysim.engine.pool import Pool
 from raysim.engine.rounds import Round
 from raysim.federation.cohort import cohort, cohort_size
-from raysim.federation.metrics import ModelSize, client_table, round_metrics
+from raysim.federation.metrics import ModelSize, client_table, round_metrics, vector_norms
 from raysim.federation.state import ClientStates, ServerState
 
 
@@ -128,6 +128,7 @@ class Server:
             self.rule.state(),
         )
         metrics = round_metrics(self.config, round_, table, weights, self.noisy_K, self._model_size(model))
+        metrics |= vector_norms(model)
         metrics |= self._privacy(round_.number)
         metrics |= round_.traffic.metrics(state.model)
         return RoundResult(after, metrics, client_table(round_.number, round_.reports, weights, self.partition))
@@ -218,7 +219,7 @@ class Server:
     def _model_size(self, model: ModelState) -> ModelSize:
         server_only = set(self.algorithm.server_only)
         down, up = (len(set(names) - server_only) for names in (self.algorithm.broadcast, self.algorithm.summed))
-        return ModelSize(len(model.params_P), len(model.buffers_F), down, up)
+        return ModelSize(len(model.params_P), len(model.buffers_F), down, up, len(self.algorithm.logged))
 
 
 class _Participations:

@@ -1,7 +1,7 @@
 """From a configuration to its plug-ins."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -35,6 +35,7 @@ class Components:
 
     model: the global model before round 1.  privacy: the noise and what may be claimed for it; None without noise.
     generator_fingerprint: identifies the generator's images; empty where none are made.
+    notes: what the user should know of the combination.
     """
 
     rule: AggregationRule
@@ -43,6 +44,7 @@ class Components:
     model: FlatModel
     privacy: PrivacyMechanism | None = None
     generator_fingerprint: str = ""
+    notes: list[str] = field(default_factory=list)
 
 
 def read_config(source: Source, overrides: Iterable[str], keys: PlainMapping) -> Config:
@@ -119,7 +121,21 @@ def _build(config: Config, prepared: Prepared) -> Components:
     fingerprint = ""
     if prepared.quota_KC.any():
         fingerprint = plugin("generator", config.generator).build(prepared.dataset, "cpu").fingerprint()
-    return Components(rule, algorithm, optimiser, model, privacy, fingerprint)
+    notes = _notes(config, rule, algorithm, n_K)
+    return Components(rule, algorithm, optimiser, model, privacy, fingerprint, notes)
+
+
+def _notes(config: Config, rule: AggregationRule, algorithm: LocalAlgorithm, n_K: IntArray) -> list[str]:
+    """What works, though perhaps not as meant."""
+    if not algorithm.equal_clients:
+        return []
+    weights_K = rule.constant_weights(n_K, len(n_K))
+    if weights_K is not None and np.allclose(weights_K, weights_K[0]):
+        return []
+    return [
+        f"local.name = {config.local.name} minimises the mean over clients, each counted alike, whatever "
+        f"aggregation.name = {config.aggregation.name} weighs them by; the paper's choice is aggregation.name=uniform"
+    ]
 
 
 def _check_cohorts(config: Config, rule: AggregationRule, n_K: IntArray, participants: int) -> None:

@@ -59,7 +59,8 @@ def run_experiment(
         earlier = resuming.find(config, name, display.line) if resume else None
         experiment = Experiment.prepare(config, name, dataset)
         say_plan(display, config, experiment.prepared)
-        for note in experiment.prepared.notes:
+        notes = [*experiment.prepared.notes, *experiment.components.notes]
+        for note in notes:
             display.line(f"note: {note}")
         changes: list[str] = []
         if earlier is not None:
@@ -67,7 +68,7 @@ def run_experiment(
             if resuming.is_finished(earlier, config.rounds):
                 return _already_finished(earlier, config.rounds, display)
         run = _begin(experiment, earlier, clock, display, signals, start, mlflow)
-        run.record.notes += experiment.prepared.notes
+        run.record.notes += notes
         del experiment  # its images; the run goes on with those that all share
         run.record.note(*changes)
         return run.to_the_end()

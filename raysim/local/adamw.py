@@ -33,6 +33,10 @@ class adamw(sgd):
     momentum: ClassVar[float] = 0.0  # type: ignore[misc]
     nesterov: ClassVar[bool] = False  # type: ignore[misc]
 
+    def pull(self) -> float:
+        """0: steps are only about lr long, and decay changes that count by less than it is off anyway."""
+        return 0.0
+
     def start(self, job: "Job") -> None:
         """A fresh optimiser over the flat parameters."""
         from torch.optim import AdamW

@@ -26,6 +26,7 @@ class feddyn(sgd):
     Server:    h <- h - (alpha / K) sum (w_k - w_t), over the participants, K all registered clients;
                w_{t+1} = mean w_k - h / alpha
     g_k and h start at 0. The paper's mean is uniform: `aggregation: {name: uniform}`.
+    With other weights, too, it minimises the mean over clients, each counted alike: h sums their drifts alike.
     alpha = 0 is FedAvg, bit for bit, by definition: h stays 0, and h / alpha counts as 0. (It is not the limit of small
     alpha, where h / alpha is minus the sum of past drifts over K, whatever alpha.)
     """
@@ -34,6 +35,7 @@ class feddyn(sgd):
 
     broadcast: ClassVar[tuple[str, ...]] = ("h",)
     summed: ClassVar[tuple[str, ...]] = ("drift",)
+    equal_clients: ClassVar[bool] = True
     server_only: ClassVar[tuple[str, ...]] = ("h", "drift")
 
     def check(self, module: "nn.Module", rule: Any, server: Any) -> None:  # noqa: ARG002

@@ -28,11 +28,6 @@ class fedprox(sgd):
         if self.mu:
             job.model.grad_P.add_(job.model.params_P.detach() - job.start_P, alpha=self.mu)
 
-    def effective_steps(self, job: "Job") -> float:
-        """||a||_1 under the pull, which shortens earlier steps: (1 - (1 - lr mu)^tau) / (lr mu) without momentum."""
-        velocity = moved = 0.0
-        for _ in range(job.steps if self.mu else 0):
-            gradient = 1 - job.lr * self.mu * moved
-            velocity = self.momentum * velocity + gradient
-            moved += gradient + self.momentum * velocity if self.nesterov else velocity
-        return moved if self.mu else super().effective_steps(job)
+    def pull(self) -> float:
+        """mu towards w_t, and the weight decay."""
+        return self.mu + self.weight_decay

@@ -26,8 +26,10 @@ class scaffold(sgd):
     After the last:  c_k+ = c_k - c + (x - y) / (steps lr), with the steps taken and the learning rate of this round
     Server:          c <- c + (1 / K) sum (c_k+ - c_k), over the participants, K all registered clients
     All variates start at 0, so round 1 is FedAvg. The paper averages clients uniformly: `aggregation: {name: uniform}`.
+    With other weights it still converges to the minimum of the mean over clients, each counted alike: c holds each
+    client's gradient once. The norms of c (`c_norm`) and of each c_k (`c_k_norm`) are among the metrics.
 
-    With momentum, if allowed, ||a||_1 (`effective_steps`) takes the place of the steps: c_k+ is then still a mean of
+    With momentum, if allowed, ||a||_1 (`unit_gradients`) takes the place of the steps: c_k+ is then still a mean of
     the client's own gradients, though no longer an evenly weighted one, and the paper's theory does not cover it.
     `clip` is refused: it would cut the corrected gradient, and c_k+ would not be a mean of gradients at all.
     """
@@ -38,6 +40,8 @@ class scaffold(sgd):
 
     broadcast: ClassVar[tuple[str, ...]] = ("c",)
     summed: ClassVar[tuple[str, ...]] = ("c_change",)
+    logged: ClassVar[tuple[str, ...]] = ("c_k_norm",)
+    equal_clients: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Raises UserError for momentum that is not explicitly allowed, and for gradient clipping."""
@@ -68,8 +72,10 @@ class scaffold(sgd):
     def finish(self, job: "Job") -> "dict[str, Tensor]":
         """c_k+ is the client's state; its change goes to the server."""
         moved_P = job.start_P - job.model.params_P.detach()
-        job.scratch["c_change"] = moved_P / (self.effective_steps(job) * job.lr) - job.broadcast_vectors["c"]
-        return {"c_k": job.scratch["c_k"] + job.scratch["c_change"]}
+        job.scratch["c_change"] = moved_P / (self.unit_gradients(job) * job.lr) - job.broadcast_vectors["c"]
+        c_k_P = job.scratch["c_k"] + job.scratch["c_change"]
+        job.scratch["c_k_norm"] = float(c_k_P.double().norm())
+        return {"c_k": c_k_P}
 
     def server_update(
         self, broadcast_vectors: "dict[str, FloatArray]", sums: "dict[str, FloatArray]", update_P: "FloatArray"

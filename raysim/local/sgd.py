@@ -41,6 +41,10 @@ class sgd:
     """Names of the server-side vectors that every client receives; they start at zero."""
     server_only: ClassVar[tuple[str, ...]] = ()
     """Those of both that a real federation would not send: only the server uses them, or it knows them anyway."""
+    logged: ClassVar[tuple[str, ...]] = ()
+    """Names of numbers in `job.scratch` that are kept in the record of each client; a real federation sends none."""
+    equal_clients: ClassVar[bool] = False
+    """Whether the method minimises the mean over clients, each counted alike, however updates are weighed."""
 
     def __post_init__(self) -> None:
         """Raises UserError for keys that do not fit together."""
@@ -107,11 +111,29 @@ class sgd:
         """||a||_1 of FedNova (arXiv 2007.07481): how far unit gradients move a client, in units of the learning rate.
 
         tau for plain SGD; a = (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho) with momentum rho, tau the steps taken;
-        tau + rho a with Nesterov's.
+        tau + rho a with Nesterov's. A pull mu towards a fixed point, such as weight decay, shortens earlier steps:
+        (1 - (1 - lr mu)^tau) / (lr mu) without momentum.
         """
+        return self.pulled_steps(job) if self.pull() else self.unit_gradients(job)
+
+    def pull(self) -> float:
+        """mu of a term mu (w - fixed point) in the gradient: the weight decay."""
+        return self.weight_decay
+
+    def unit_gradients(self, job: "Job") -> float:
+        """How far unit gradients move a client without any pull, in units of the learning rate."""
         tau, rho = job.steps, self.momentum
         a = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
         return tau + rho * a if self.nesterov else a
+
+    def pulled_steps(self, job: "Job") -> float:
+        """How far unit gradients move a client against the pull, in units of the learning rate."""
+        velocity = moved = 0.0
+        for _ in range(job.steps):
+            gradient = 1 - job.lr * self.pull() * moved
+            velocity = self.momentum * velocity + gradient
+            moved += gradient + self.momentum * velocity if self.nesterov else velocity
+        return moved
 
     def server_update(
         self, broadcast_vectors: "dict[str, FloatArray]", sums: "dict[str, FloatArray]", update_P: "FloatArray"

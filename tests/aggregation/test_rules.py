@@ -346,6 +346,23 @@ def test_zero_and_opposite_updates_weigh_by_size(delta_KP):
     assert answer.w_K.tolist() == [0.5, 0.5]
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_updates_that_cancel_but_for_rounding_weigh_by_size(dtype):
+    """(.1, .7) + (.2, -.3) + (-.3, -.4) is 0 on paper and 1e-17 or 1e-8 in floating point, in no direction that counts.
+
+    Next to it, a mean that is small but real: the third update shorter by a thousandth leaves a mean along (3, 4), and
+    the first a cosine of (0.1 * 0.6 + 0.7 * 0.8) / sqrt(0.5) = 0.8768.
+    """
+    delta_KP = np.array([[0.1, 0.7], [0.2, -0.3], [-0.3, -0.4]], dtype=dtype).astype(np.float64)
+    assert np.abs(delta_KP.sum(axis=0)).max() > 0
+    for rule in (fedalign(), fedalign(eta=3)):
+        answer = rule.weights(table([5, 5, 5]), Known(delta_KP))
+        assert answer.scores_K.tolist() == [0, 0, 0]
+        assert answer.w_K.tolist() == pytest.approx([1 / 3] * 3, rel=1e-15)
+    delta_KP[2] *= 0.999
+    assert fedalign().weights(table([5, 5, 5]), Known(delta_KP)).scores_K[0] == pytest.approx(0.8768, abs=1e-3)
+
+
 def test_one_zero_update_among_others_has_alignment_zero():
     answer = fedalign().weights(table([1, 1, 1]), Known([[1.0], [0.0], [1.0]]))
     assert answer.scores_K.tolist() == [1.0, 0.0, 1.0]

@@ -124,3 +124,15 @@ def test_a_round_whose_cohort_weighs_nothing_is_refused_by_its_number_before_it_
 def test_clients_of_synthetic_images_alone_are_accepted_where_their_cohorts_weigh_something(change):
     prepared, _ = build(change)
     assert (prepared.partition.sizes_K == 0).any()
+
+
+@pytest.mark.parametrize("local", ["scaffold", "feddyn"])
+def test_methods_that_count_clients_alike_say_so_where_weights_go_by_size(local):
+    def notes(aggregation: str, **change: Any) -> list[str]:
+        config = load_config({**BASE, "local": {"name": local}, "aggregation": {"name": aggregation}, **change})
+        return build_components(config, prepare(config, dataset())).notes
+
+    assert any(f"{local} minimises the mean over clients" in note for note in notes("fedavg"))
+    assert notes("uniform") == []
+    equal = {"partition": {"name": "iid", "clients": 8}}
+    assert notes("fedavg", **equal) == []

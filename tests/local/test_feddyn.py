@@ -5,7 +5,7 @@ import torch
 from two_clients import Server, quadratic, samples
 
 from raysim.aggregation import server_optimisers
-from raysim.aggregation.mean import fednova, uniform
+from raysim.aggregation.mean import fedavg, fednova, uniform
 from raysim.core.errors import UserError
 from raysim.local.feddyn import feddyn
 from raysim.local.fedprox import fedprox
@@ -68,6 +68,14 @@ def test_an_absent_client_keeps_its_state():
     server.round()
     assert server.round([0]) == close([-0.20049375])
     assert kept(server) == (close([-0.21066875, 0.2775]), close(0.033415625))
+
+
+def test_weights_by_size_leave_the_fixed_point_where_equal_weights_have_it():
+    """Sizes 30 and 10: the weighted optimum is (30 - 3 * 10) / 40 = 0, but the method still ends at -1."""
+    server = Server(quadratic(feddyn, lr=0.1, steps=10, alpha=0.5), fedavg(), [samples(30), samples(10)])
+    for _ in range(300):
+        x = server.round()
+    assert x == pytest.approx([-1.0], abs=1e-3)
 
 
 def test_first_local_phase_is_fedprox_bit_for_bit():

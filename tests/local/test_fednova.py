@@ -46,6 +46,13 @@ def test_momentum_counts_as_effective_steps():
     assert answer.info == {"tau_eff": pytest.approx(4.4575), "weight_sum": pytest.approx(1.710297, abs=1e-6)}
 
 
+def test_weight_decay_shortens_effective_steps():
+    """Momentum 0.9, 3 steps, lr 0.1, decay 0.3: with s = lr decay, 5.61 - 4.8 s + s^2 = 5.4669 in place of 5.61."""
+    server = Server(quadratic(sgd, lr=0.1, momentum=0.9, weight_decay=0.3), fednova(), [samples(32), samples(96)])
+    server.round()
+    assert [server.results[k]["effective_steps"] for k in (0, 1)] == pytest.approx([1, 5.4669])
+
+
 def test_equal_steps_are_fedavg_bit_for_bit():
     """7 steps each: tau_eff = 7 (33 + 64) / 97 is 7 exactly, so every weight is p_k times 1."""
     data = [samples(n) for n in (33, 64)]

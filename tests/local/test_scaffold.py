@@ -110,6 +110,25 @@ def test_the_fixed_point_is_the_joint_minimum():
     assert x == pytest.approx([-1.0], abs=1e-3)
 
 
+def test_weights_by_size_leave_the_fixed_point_where_equal_weights_have_it():
+    """Sizes 30 and 10: the weighted optimum is (30 - 3 * 10) / 40 = 0, but the method still ends at -1."""
+    keys = {"lr": 0.1, "steps": 10}
+    server = Server(quadratic(scaffold, **keys), fedavg(), [samples(30), samples(10)])
+    plain = Server(quadratic(sgd, **keys), fedavg(), [samples(30), samples(10)])
+    for _ in range(200):
+        x, y = server.round(), plain.round()
+    assert x == pytest.approx([-1.0], abs=1e-3)
+    assert y == pytest.approx([0.0], abs=1e-3)
+
+
+def test_the_norm_of_a_clients_variate_is_logged():
+    """c_k+ = -0.95 and 2.85 after round 1, as by hand above."""
+    algorithm = quadratic(scaffold, lr=0.1, steps=2)
+    for client, expected in ((0, 0.95), (1, 2.85)):
+        job, _ = train(algorithm, FlatModel(Scalar()), samples(2), client=client)
+        assert [job.scratch[name] for name in algorithm.logged] == [pytest.approx(expected, rel=1e-5)]
+
+
 def test_momentum_is_refused_unless_allowed():
     with pytest.raises(UserError, match=r"local\.momentum = 0\.9.*local\.allow_momentum"):
         scaffold(momentum=0.9)

@@ -120,16 +120,17 @@ def test_effective_steps_by_hand(keys, tau, expected):
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_effective_steps_are_how_far_unit_gradients_go(mu, momentum, nesterov):
+def test_effective_steps_are_how_far_unit_gradients_go(mu, weight_decay, momentum, nesterov):
     """f(x) = x has gradient 1 everywhere, so 5 real steps of lr 0.1 move x by -0.1 ||a||_1."""
 
     class Linear(fedprox):
         def loss(self, job, x, y_B):
             return job.model.module.x.sum()
 
-    algorithm = Linear(mu=mu, lr=0.1, steps=5, momentum=momentum, nesterov=nesterov)
+    algorithm = Linear(mu=mu, weight_decay=weight_decay, lr=0.1, steps=5, momentum=momentum, nesterov=nesterov)
     job, _ = train(algorithm, FlatModel(Scalar()), samples(2))
     assert -job.model.params_P.item() == pytest.approx(0.1 * algorithm.effective_steps(job), rel=1e-5)
 
