@@ -30,11 +30,21 @@ _NAMES = [
 _ACTIVATIONS = {getattr(_aten, n) for name in _NAMES for n in (name, f"{name}_") if hasattr(_aten, n)}
 _CLAMPS = {_aten.clamp, _aten.clamp_, _aten.clamp_min, _aten.clamp_min_}  # an activation where the minimum is 0
 _AFFINE = {_aten.addmm, _aten.mm, _aten.bmm, _aten.baddbmm, _aten.mv, _aten.convolution, _aten._trilinear}
+_SCALES = (nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d)  # of attention, or of the output: no unit's own
 _MODULES = tuple(
     kind
     for kind in vars(nn.modules.activation).values()
     if isinstance(kind, type) and issubclass(kind, nn.Module) and kind not in (nn.Module, nn.MultiheadAttention)
 )
+_NORMS = tuple(kind for kind in vars(nn).values() if isinstance(kind, type) and "Norm" in kind.__name__)
+_MAXIMA = {_aten.maximum, _aten.fmax}  # an activation where one side is 0
+_LINEAR = {
+    getattr(_aten, n)
+    for name in ("add", "sub", "rsub", "neg", "clone", "copy", "_to_copy", "lerp", "dropout", "native_dropout", "alias")
+    for n in (name, f"{name}_")
+    if hasattr(_aten, n)
+}
+_SCALINGS = {_aten.mul, _aten.mul_, _aten.div, _aten.div_}  # linear where only one side depends on the images
 
 
 @dataclass(frozen=True)
@@ -114,8 +124,8 @@ def _observe(model: nn.Module, images: Tensor, layers: list[str] | None) -> list
         model(images)
     if layers is None and not seen:
         raise UserError(
-            "model.name: this model has no hidden activation, so it has no OUI; choose a model with one, name a layer "
-            f"in aggregation.layers ({_candidates(model)}) or use another aggregation rule"
+            "model.name: this model has no hidden activation that raysim knows, so it has no OUI; choose a model with "
+            f"one, name a layer in aggregation.layers ({_candidates(model)}) or use another aggregation rule"
         )
     missing = [name for name in layers or [] if name not in seen]
     if missing:
@@ -144,14 +154,23 @@ def _untouched(model: nn.Module, images: Tensor) -> Iterator[None]:
 
 
 class _LastActivation(TorchDispatchMode):
-    """Notes the input of each activation; the last one that a matrix product or convolution follows is the answer."""
+    """Notes the input of each activation; the last one that a matrix product or convolution follows is the answer.
+
+    Activation modules are known by their kind, functions by their operator.  unknown: an operation that bends what it
+    is given, and is no activation that is known, between the last hidden layer and the classifier: where no known one
+    lies there too, the activation of that layer must be it, and what was noted belongs to an earlier layer.
+    """
 
     def __init__(self, batch: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # of torch
         self.batch = batch
-        self.running: list[str] = []
+        self.running: list[tuple[str, nn.Module]] = []
         self.seen: dict[str, _Signs] = {}
+        self.unknown = ""
         self._latest: _Signs | None = None
+        self._fresh = False  # whether `_latest` comes after the last matrix product or convolution
+        self._bent = ""
+        self._inside = 0  # how many activation modules are running
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -160,13 +179,54 @@ class _LastActivation(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         op = func.overloadpacket
-        if op in _ACTIVATIONS or (op in _CLAMPS and (kwargs.get("min", args[1] if len(args) > 1 else None) == 0)):
-            if args[0].dim() > 1 and len(args[0]) == self.batch:
-                self._latest = _signs(self.running[-1] or "model", str(op).removeprefix("aten.").strip("_"), args[0])
-        elif op in _AFFINE and self._latest is not None:
+        if op in _AFFINE:
+            self._enter_layer()
+        elif not self._inside:
+            pre = self._pre_activation(op, args, kwargs)
+            if pre is not None:
+                self.note(str(op).removeprefix("aten.").strip("_"), pre)
+            elif not self._fresh and self._bends(func, op, args):
+                self._bent = self._bent or str(op).removeprefix("aten.").strip("_")
+        return func(*args, **kwargs)
+
+    def note(self, op: str, pre: Tensor) -> None:
+        """This is the input of an activation."""
+        if pre.dim() > 1 and len(pre) == self.batch:
+            self._latest, self._fresh = _signs(self.running[-1][0] or "model", op, pre), True
+
+    def _enter_layer(self) -> None:
+        """A matrix product or convolution: the classifier, unless another one follows."""
+        if self._latest is not None:
             self.seen.clear()
             self.seen[self._latest.site.layer] = self._latest
-        return func(*args, **kwargs)
+        self.unknown = "" if self._fresh else self._bent
+        self._fresh, self._bent = False, ""
+
+    def _pre_activation(self, op: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """What a known activation is applied to; None for any other operation."""
+        if op in _ACTIVATIONS or (op in _CLAMPS and (kwargs.get("min", args[1] if len(args) > 1 else None) == 0)):
+            pre: Tensor = args[0]
+            return pre
+        if op in _MAXIMA:
+            for pre, other in (args, args[::-1]):
+                if not other.any():
+                    return pre
+        return None
+
+    def _depends(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and value.dim() > 1 and len(value) == self.batch
+
+    def _bends(self, func: Any, op: Any, args: Any) -> bool:
+        """Whether an operation changes each number of the images' features by a curve of its own."""
+        if torch.Tag.pointwise not in func.tags or op in _LINEAR or not any(map(self._depends, args)):
+            return False
+        if op in _SCALINGS and not all(map(self._depends, args[:2])):
+            return op not in (_aten.mul, _aten.mul_) and self._depends(args[1])  # a number over features is a curve
+        return not any(isinstance(module, _NORMS) for _, module in self.running)
+
+
+def _activates(module: nn.Module) -> bool:
+    return isinstance(module, _MODULES) and not isinstance(module, _SCALES)
 
 
 @contextmanager
@@ -174,10 +234,18 @@ def _watch_last(model: nn.Module, images: Tensor) -> Iterator[dict[str, _Signs]]
     mode = _LastActivation(len(images))
 
     def enter(name: str) -> Callable[..., None]:
-        return lambda *_: mode.running.append(name)
+        def entered(module: nn.Module, inputs: Any) -> None:
+            mode.running.append((name, module))
+            if _activates(module):
+                if not mode._inside and inputs and isinstance(inputs[0], Tensor):
+                    mode.note(type(module).__name__.lower(), inputs[0])
+                mode._inside += 1
+
+        return entered
 
     def leave(*_: Any) -> None:
-        mode.running.pop()
+        if _activates(mode.running.pop()[1]):
+            mode._inside -= 1
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -185,6 +253,13 @@ def _watch_last(model: nn.Module, images: Tensor) -> Iterator[dict[str, _Signs]]
             hooks.callback(module.register_forward_hook(leave).remove)
         with mode:
             yield mode.seen
+    if mode.unknown and mode.seen:
+        known = next(iter(mode.seen))
+        raise UserError(
+            f"model.name: what follows the last hidden layer ({mode.unknown}) is no activation that raysim knows, and "
+            f"the last known one is at {known!r}, before that layer; name the layer to measure in aggregation.layers "
+            f"({_candidates(model)})"
+        )
 
 
 @contextmanager

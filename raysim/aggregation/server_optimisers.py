@@ -2,7 +2,8 @@
 
 Each is a pure function of (state, update_P): the state is a dict of float64 arrays, checkpointed as it is. The update
 points from the old global model TOWARDS the clients, Delta = sum_k w_k Delta_k, and the step is added to the global
-model (Reddi et al., "Adaptive Federated Optimization", arXiv 2003.00295, algorithm 2).
+model (Reddi et al., "Adaptive Federated Optimization", arXiv 2003.00295, algorithm 2). The paper starts v at tau^2 or
+more; `v_start` does so where it is set, its default of 0 being what most code does.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ State = dict[str, FloatArray]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False, description="server learning rate")]
 Decay1 = Annotated[float, Field(ge=0, lt=1, description="decay of the mean update m")]
 Decay2 = Annotated[float, Field(ge=0, lt=1, description="decay of the mean squared update v")]
+Start = Annotated[
+    float, Field(ge=0, allow_inf_nan=False, description="v before round 1; the paper asks for tau^2 or more")
+]
 Tau = Annotated[float, Field(gt=0, allow_inf_nan=False, description="added to sqrt(v): the degree of adaptivity")]
 
 
@@ -54,10 +58,11 @@ class adagrad:
     lr: Rate = 0.1
     b1: Decay1 = 0.0
     tau: Tau = 1e-3
+    v_start: Start = 0.0
 
     def init(self, parameters: int) -> State:
-        """The state before round 1, for this many parameters."""
-        return _zeros(parameters)
+        """The state before round 1, for this many parameters: m = 0, v = v_start."""
+        return _moments(parameters, self.v_start)
 
     def step(self, state: State, update_P: FloatArray) -> tuple[State, FloatArray]:
         """The next state and the step to add to the global parameters."""
@@ -77,10 +82,11 @@ class adam:
     b1: Decay1 = 0.9
     b2: Decay2 = 0.99
     tau: Tau = 1e-3
+    v_start: Start = 0.0
 
     def init(self, parameters: int) -> State:
-        """The state before round 1, for this many parameters."""
-        return _zeros(parameters)
+        """The state before round 1, for this many parameters: m = 0, v = v_start."""
+        return _moments(parameters, self.v_start)
 
     def step(self, state: State, update_P: FloatArray) -> tuple[State, FloatArray]:
         """The next state and the step to add to the global parameters."""
@@ -100,10 +106,11 @@ class yogi:
     b1: Decay1 = 0.9
     b2: Decay2 = 0.99
     tau: Tau = 1e-3
+    v_start: Start = 0.0
 
     def init(self, parameters: int) -> State:
-        """The state before round 1, for this many parameters."""
-        return _zeros(parameters)
+        """The state before round 1, for this many parameters: m = 0, v = v_start."""
+        return _moments(parameters, self.v_start)
 
     def step(self, state: State, update_P: FloatArray) -> tuple[State, FloatArray]:
         """The next state and the step to add to the global parameters."""
@@ -113,5 +120,5 @@ class yogi:
         return {"m": m, "v": v}, self.lr * m / (np.sqrt(v) + self.tau)
 
 
-def _zeros(parameters: int) -> State:
-    return {"m": np.zeros(parameters), "v": np.zeros(parameters)}
+def _moments(parameters: int, v_start: float) -> State:
+    return {"m": np.zeros(parameters), "v": np.full(parameters, v_start)}

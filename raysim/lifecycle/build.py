@@ -23,6 +23,7 @@ from raysim.engine.messages import Plugin, WorkerSetup
 from raysim.engine.versions import installed
 from raysim.federation.cohort import cohort, cohort_size
 from raysim.lifecycle.prepare import Prepared, named
+from raysim.local.batchnorm import check_batch_size
 from raysim.models.flat_model import FlatModel, build_model
 
 Source = str | Path | PlainMapping | Config
@@ -98,6 +99,10 @@ def _build(config: Config, prepared: Prepared) -> Components:
     optimiser = plugin("server", config.server).build()
     algorithm.check(model.module, rule, optimiser)
     _check_combination(config, rule, algorithm, statistics=len(model.buffers_F) + len(model.counters))
+    fixed = config.aggregation.buffers == "global"
+    check_batch_size("local.batch_size", algorithm.batch_size, model, fixed)
+    if config.fine_tuning.every is not None:
+        check_batch_size("fine_tuning.batch_size", config.fine_tuning.batch_size, model, fixed)
     derived = [name for name in algorithm.summed if name in algorithm.server_only]
     if derived and config.update.changes_updates:
         raise UserError(
@@ -117,7 +122,7 @@ def _build(config: Config, prepared: Prepared) -> Components:
         from raysim.aggregation.oui import find_activation
 
         channels, size = prepared.dataset.channels, prepared.dataset.image_size
-        find_activation(model.module, torch.zeros(1, channels, *size), config.aggregation.params.get("layers"))
+        find_activation(model.module, torch.zeros(3, channels, *size), config.aggregation.params.get("layers"))
     fingerprint = ""
     if prepared.quota_KC.any():
         fingerprint = plugin("generator", config.generator).build(prepared.dataset, "cpu").fingerprint()

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from raysim.core.errors import UserError
 from raysim.models.flat_model import FlatModel
 
 _FLOATS, _INTEGERS = "own_buffers", "own_counters"  # in a client's state, beside its algorithm's own
@@ -27,6 +28,18 @@ def restore_from(model: FlatModel, state: dict[str, Any]) -> None:
     if _FLOATS in state:
         model.buffers_F.copy_(state.pop(_FLOATS))
         model.counters.copy_(state.pop(_INTEGERS))
+
+
+def check_batch_size(key: str, batch_size: int, model: FlatModel, fixed_statistics: bool) -> None:
+    """Raises UserError for batches of one image in training with batch normalisation: they have no statistics.
+
+    key: what the batch size is called.  fixed_statistics: whether training normalises with the running statistics.
+    """
+    if batch_size == 1 and model.batch_norm and not fixed_statistics:
+        raise UserError(
+            f"{key} = 1: the model has batch normalisation, and a batch of one image has no statistics; use 2 or more, "
+            "aggregation.buffers=global, or a model without it (such as model.norm=group)"
+        )
 
 
 def fix(module: nn.Module) -> None:

@@ -40,6 +40,36 @@ class DenseGradient:
             return None
         return cls(known)
 
+    def agrees(self, rows: int) -> bool:
+        """Whether loss and gradient have autograd's bits for batches of so many samples; tried out, on this machine.
+
+        Two batches of random numbers, from parameters as they stand.  False, too, where this torch lacks an operator.
+        Parameters and random state are left as they are, gradients are not.
+        """
+        draw = torch.Generator().manual_seed(rows)
+        first, last = self.linear[0], self.linear[-1]
+        parameters = [p for layer in self.linear for p in layer.parameters()]
+        device = first.weight.device
+        for _ in range(2):
+            x = torch.randn(rows, first.in_features, generator=draw).to(device)
+            y_B = torch.randint(last.out_features, (rows,), generator=draw).to(device)
+            with torch.enable_grad():
+                h = x
+                for layer, relu in zip(self.linear, self.after_relu, strict=True):
+                    h = layer(functional.relu(h) if relu else h)
+                expected = functional.cross_entropy(h, y_B)
+                gradients = torch.autograd.grad(expected, parameters)
+            try:
+                loss = self(x, y_B)
+            except (AttributeError, RuntimeError, TypeError):  # private operators change with torch's versions
+                return False
+            if not torch.equal(loss, expected.detach()):
+                return False
+            pairs = zip(parameters, gradients, strict=True)
+            if not all(p.grad is not None and torch.equal(p.grad, gradient) for p, gradient in pairs):
+                return False
+        return True
+
     @torch.no_grad()
     def __call__(self, x: Tensor, y_B: Tensor) -> Tensor:
         """The loss of images x with labels y_B; the gradient takes the place of what was in `grad`.

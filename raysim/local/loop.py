@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from raysim.config.protocols import LocalAlgorithm
 from raysim.core import rng
@@ -99,7 +99,7 @@ def train_client(
     seen, mean_loss = 0, 0.0
     with _seeded(device, rng.integer(seed, rng.DROPOUT, *keys)):
         algorithm.start(job)
-        dense = None if bf16 else _dense_gradient(model.module, algorithm)
+        dense = None if bf16 else _dense_gradient(model, algorithm)
         for x, y_B, last in _feed(data, plan, scale, model, augment_rng):
             loss = dense(x, y_B) if dense else _gradient(job, algorithm, x, y_B, bf16)
             algorithm.after_backward(job)
@@ -123,11 +123,17 @@ def _gradient(job: Job, algorithm: LocalAlgorithm, x: Tensor, y_B: Tensor, bf16:
     return loss.detach()
 
 
-def _dense_gradient(module: nn.Module, algorithm: LocalAlgorithm) -> DenseGradient | None:
-    """The same for fully connected networks in a fraction of the time, where the loss is plain cross-entropy."""
-    if type(module) is not Classifier or type(algorithm).loss is not sgd.loss:
+def _dense_gradient(model: FlatModel, algorithm: LocalAlgorithm) -> DenseGradient | None:
+    """The same for fully connected networks in a fraction of the time, where the loss is plain cross-entropy.
+
+    Tried out once for each model and size of a batch; None where it differs from autograd.
+    """
+    if type(model.module) is not Classifier or type(algorithm).loss is not sgd.loss:
         return None
-    return DenseGradient.of(module.chain())
+    dense, key = DenseGradient.of(model.module.chain()), ("dense gradient", algorithm.batch_size)
+    if dense is not None and key not in model.tried:
+        model.tried[key] = dense.agrees(algorithm.batch_size)
+    return dense if model.tried.get(key) else None
 
 
 def _feed(

@@ -21,6 +21,8 @@ class FlatModel:
     Loading a start point is one copy, an update one subtraction, an optimiser step one call. Convolution weights lie in
     channels_last order inside the flat tensor where that is asked for, so the order of elements is the layout's own;
     `state_dict` gives the ordinary one. Floating-point buffers share a second flat tensor, integer ones a third.
+
+    tried: what was tried out once with this model, such as whether a shortcut has the right bits, and how it went.
     """
 
     def __init__(self, module: nn.Module, device: str = "cpu", channels_last: bool = True) -> None:
@@ -39,6 +41,7 @@ class FlatModel:
             start += p.numel()
         self.buffers_F, self._floats = self._gather_buffers(floating=True)
         self.counters, self._ints = self._gather_buffers(floating=False)
+        self.tried: dict[tuple[str, int], bool] = {}
         self._frozen: dict[str, FlatModel] = {}
 
     def _view(self, flat: Tensor, start: int, shape: torch.Size) -> Tensor:

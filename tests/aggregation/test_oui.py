@@ -73,6 +73,11 @@ SPELLINGS = {
     "nn.Softplus": nn.Softplus(),
     "nn.Tanh": nn.Tanh(),
     "nn.RReLU": nn.RReLU(),
+    "nn.Softsign": nn.Softsign(),
+    "nn.Tanhshrink": nn.Tanhshrink(),
+    "nn.LogSigmoid": nn.LogSigmoid(),
+    "torch.maximum": lambda x: torch.maximum(x, torch.zeros_like(x)),
+    "torch.maximum of 0": lambda x: torch.maximum(torch.tensor(0.0), x),
 }
 
 
@@ -80,6 +85,64 @@ SPELLINGS = {
 def test_two_units_by_hand_in_every_spelling(activation):
     """B = 4, s = (2, 1), u = (2, 1), mean 1.5, over floor(4 / 2) = 2: 0.75."""
     assert measure_oui(Spelt(activation), HAND) == 0.75
+
+
+class Deep(nn.Module):
+    """A ReLU of 48 units, then a hidden layer of 16 with `after` behind it, then the classifier."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.early, self.late, self.head = nn.Linear(9, 48), nn.Linear(48, 16), nn.Linear(16, 3)
+        self.after = after
+        self.factor = nn.Parameter(torch.ones(1, 16))
+
+    def forward(self, x):
+        h = self.late(torch.relu(self.early(x.flatten(1))))
+        return self.head(self.after(h) if isinstance(self.after, nn.Module) else self.after(self, h))
+
+
+def images(count):
+    return torch.randn(count, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "after", [nn.Softsign(), nn.Tanh(), nn.Hardshrink(), lambda _, h: torch.maximum(h, torch.tensor(0.0))], ids=str
+)
+def test_the_activation_of_the_last_hidden_layer_is_measured_not_an_earlier_one(after):
+    (site,) = find_activation(Deep(after), images(4))
+    assert site.units == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        ("abs", lambda _, h: functional.softsign(h)), ("abs", lambda _, h: (h + h.abs()) / 2),
+        ("gt", lambda _, h: torch.where(h > 0, h, 0.0)), ("mul", lambda _, h: h * h), ("sin", lambda _, h: h.sin()),
+        ("maximum", lambda _, h: torch.maximum(h, -h)), ("reciprocal|div", lambda _, h: 1 / h),
+        ("gt", lambda _, h: h * (h > 0)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_unknown_activation_after_a_known_one_is_refused_with_the_layers_to_name(name, after):
+    """It is not passed over for the ReLU before it, whose units are others."""
+    with pytest.raises(UserError, match=rf"last hidden layer \(({name})\) is no activation.*aggregation\.layers.*late"):
+        find_activation(Deep(after), images(4))
+    assert measure_oui(Deep(after), images(4), ["late"]) > 0
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        nn.Identity(), nn.LayerNorm(16), nn.RMSNorm(16), nn.Dropout(), lambda _, h: h + 1, lambda _, h: 2 * h,
+        lambda _, h: h / 3, lambda self, h: h * self.factor, lambda self, h: h / self.factor, lambda _, h: h + h,
+        lambda _, h: h - h.mean(1, keepdim=True),
+    ],
+    ids=str,
+)
+def test_what_bends_nothing_after_the_last_hidden_layer_leaves_the_activation_before_it(after):
+    """A bottleneck, a normalisation, a scale: the last activation is the ReLU of 48 units."""
+    (site,) = find_activation(Deep(after), images(4))
+    assert site.units == 48
 
 
 def test_an_odd_probe_is_divided_by_the_floor_of_its_half():

@@ -27,6 +27,16 @@ def test_adam_second_step():
     assert steps(adam(lr=0.1), 1.0, 0.0)[1] == pytest.approx(0.0895534, abs=1e-7)
 
 
+def test_the_second_moment_may_start_above_zero():
+    """Delta 1, lr 0.1, v from 0.01: adam and yogi v = 0.0199 and 0.02, m = 0.1; adagrad v = 1.01, m = 1.
+
+    0.01 / (0.1410674 + 0.001), 0.01 / (0.1414214 + 0.001) and 0.1 / (1.0049876 + 0.001).
+    """
+    assert steps(adam(lr=0.1, v_start=0.01), 1.0) == [pytest.approx(0.0703891, abs=1e-7)]
+    assert steps(yogi(lr=0.1, v_start=0.01), 1.0) == [pytest.approx(0.0702141, abs=1e-7)]
+    assert steps(adagrad(lr=0.1, v_start=0.01), 1.0) == [pytest.approx(0.0994048, abs=1e-7)]
+
+
 def test_yogi_moves_its_second_moment_by_at_most_the_squared_update():
     """Delta 2, then 1. v = 0 + 0.01 * 4 = 0.04; 4 > 0.04. Then 1 > 0.04: v = 0.05; m = 0.2, then 0.28.
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raysim import Result
-from raysim.core.errors import ClientError, DivergenceError, RunError
+from raysim.core.errors import ClientError, DivergenceError, RunError, ServerDivergenceError
 
 Run = Callable[..., Result]
 EVERYONE = {"clients_per_round": 1.0}
@@ -82,6 +82,13 @@ def test_a_client_that_diverges_is_named_in_its_round_and_the_last_good_model_is
         run(small)
     saved = sorted(p.name for p in (only_directory(small) / "checkpoints").glob("*.json"))
     assert saved == ["round-000001.json"]
+
+
+def test_a_model_that_diverges_at_the_server_names_the_server_and_the_round(run: Run, small: dict[str, Any]):
+    """A server learning rate of 1e300 leaves the range of float32, though every client's update is finite."""
+    small["server"] = {"name": "sgd", "lr": 1e300}
+    with pytest.raises(ServerDivergenceError, match=r"^the server's step of round 1 diverged: the global model is no"):
+        run(small)
 
 
 def test_a_learning_rate_beyond_reason_is_noticed_as_divergence(run: Run, small: dict[str, Any]):

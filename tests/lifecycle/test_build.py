@@ -45,6 +45,8 @@ REFUSED = [
     ({"aggregation": {"name": "krum", "byzantine": 3}}, r"aggregation\.byzantine: 3 needs at least 9"),
     ({"aggregation": {"name": "fedavg", "buffers": "local"}}, r"aggregation\.buffers = local: the model cnn has no"),
     ({"aggregation": {"name": "fedavg", "buffers": "global"}}, r"aggregation\.buffers = global"),
+    ({"local": {"name": "sgd", "batch_size": 1}, **BATCH_NORM}, r"local\.batch_size = 1: the model has batch norm"),
+    ({"fine_tuning": {"every": 1, "batch_size": 1}, **BATCH_NORM}, r"fine_tuning\.batch_size = 1: the model has batch"),
     ({"local": {"name": "feddyn"}, "aggregation": {"name": "fixed_denominator"}}, r"FedDyn needs a mean, and fixed"),
     ({**NOISE, "clients_per_round": 4}, r"fedavg weighs a client by its part .* 4 of 8 .*fixed_denominator"),
     ({**NOISE, "aggregation": {"name": "fednova"}}, r"fednova weighs clients by what they computed"),
@@ -64,6 +66,8 @@ def test_what_cannot_work_is_refused_with_the_reason(change, message):
 
 
 ALLOWED = [
+    {"local": {"name": "sgd", "batch_size": 1}},
+    {"local": {"name": "sgd", "batch_size": 1}, "aggregation": {"name": "fedavg", "buffers": "global"}, **BATCH_NORM},
     {**NOISE},
     {**NOISE, "clients_per_round": 4, "aggregation": {"name": "uniform"}},
     {**NOISE, "clients_per_round": 4, "aggregation": {"name": "fixed_denominator", "cap": 20}},

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
@@ -92,6 +93,27 @@ def test_of_batch_counters_the_largest_counts(run: Run, normalised: dict[str, An
     result, model = with_buffers(run, normalised, "average", clients_per_round=1.0, rounds=1)
     steps = -(-max(result.summary["sizes_K"]) // 16)
     assert int(model["1.num_batches_tracked"]) in (steps, steps - 1)  # a last batch of one joins the one before
+
+
+@pytest.mark.parametrize("rule", ["uniform", "median"])
+def test_a_round_in_which_nobody_has_a_real_sample_keeps_the_statistics(
+    run: Run, normalised: dict[str, Any], rule: str
+):
+    """One client a round, in rounds 2 and 4 one with synthetic images alone, which weigh the statistics nothing."""
+    normalised |= {
+        "seed": 5, "rounds": 4, "clients_per_round": 1, "aggregation": {"name": rule},
+        "data": {"name": "digits", "train_samples": 300, "test_samples": 100, "public_frac": 0.2},
+        "partition": {"name": "dirichlet", "clients": 30, "alpha": 0.05, "min_samples": 0},
+        "allocation": {"name": "uniform", "total": 600}, "generator": {"name": "oracle"},
+    }
+    result = run(normalised)
+    model = load_file(result.directory / "model.safetensors")
+    clients = pd.read_parquet(result.directory / "clients.parquet")
+    assert 0 < (clients["n_real"] == 0).sum() < 4
+    assert clients["n_real"].iloc[-1] == 0
+    assert np.isfinite(result.metrics["loss"]).all()
+    assert model["1.running_var"].min() > 0
+    assert np.abs(model[MEAN]).max() > 0.01
 
 
 def test_statistics_are_averaged_whatever_the_rule():

@@ -98,3 +98,56 @@ def test_training_with_it_is_training_with_autograd(name: str):
     for params_P, _ in ends[1:]:
         assert torch.equal(params_P, ends[0][0])
     assert ends[1][1] == ends[0][1]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_it_finds_that_it_agrees_with_autograd_and_leaves_parameters_and_random_state(name: str):
+    model = made(name)
+    before, state = model.params_P.clone(), torch.get_rng_state()
+    gradient = DenseGradient.of(model.module.chain())
+    assert gradient is not None
+    assert gradient.agrees(10)
+    assert torch.equal(model.params_P, before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Lacks:
+    """torch.ops.aten without one of the operators."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __getattr__(self, name: str):
+        if name == self.name:
+            raise AttributeError(name)
+        return getattr(torch.ops.aten, name)
+
+
+class Differs(Lacks):
+    """torch.ops.aten with an operator whose last bits are others."""
+
+    def __getattr__(self, name: str):
+        operator = getattr(torch.ops.aten, name)
+        return (lambda *args: operator(*args) * (1 + 2e-7)) if name == self.name else operator
+
+
+@pytest.mark.parametrize("kind", [Lacks, Differs])
+@pytest.mark.parametrize("operator", ["_log_softmax_backward_data", "threshold_backward", "nll_loss_backward"])
+def test_where_torch_differs_it_steps_aside_and_training_has_autograds_bits(kind, operator, monkeypatch):
+    """The operators are not public, so another version of torch may lack or change them."""
+    from raysim.local import dense_gradient
+
+    data = ClientData(np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8), np.arange(40) % 5, 40)
+
+    def trained() -> torch.Tensor:
+        model, algorithm = made("mlp"), sgd(lr=0.1, batch_size=8)
+        job = Job(model, model.params_P.detach().clone(), 0.1, 1, 0, 40)
+        train_client(job, algorithm, data, ImageScale((0.5,) * 3, (0.25,) * 3), 0)
+        return model.params_P.detach().clone()
+
+    expected = trained()
+    monkeypatch.setattr(dense_gradient, "_aten", kind(operator))
+    gradient = DenseGradient.of(made("mlp").module.chain())
+    assert gradient is not None
+    assert not gradient.agrees(8)
+    assert torch.equal(trained(), expected)

@@ -63,6 +63,8 @@ class CpuBatchTrainer:
         dense = DenseGradient.of(model.module.chain())
         if dense is None or scale.crop or scale.flip or dense.linear[0].in_features % ALIGNED:
             return None
+        if not dense.agrees(algorithm.batch_size):
+            return None
         held = sum(p.numel() for layer in dense.linear for p in layer.parameters())
         batch = cls(dense, model, algorithm, scale)
         return batch if held == len(model.params_P) and batch._stackable(algorithm.batch_size) else None
