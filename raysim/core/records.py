@@ -69,7 +69,7 @@ class Dataset:
 
     @property
     def image_bytes(self) -> int:
-        """Of one image, a byte per channel and pixel."""
+        """Bytes of one image: one per channel and pixel."""
         height, width = self.image_size
         return self.channels * height * width
 

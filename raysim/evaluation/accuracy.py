@@ -17,7 +17,7 @@ CLASSES_SHOWN = 100  # of more, one metric each would drown the others
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """Of one chunk of test images: right answers and images per class, and the summed cross-entropy loss."""
+    """What a model makes of one chunk of test images: right answers and images per class, and the summed loss."""
 
     chunk: int
     correct_C: IntArray

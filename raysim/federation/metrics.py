@@ -157,7 +157,7 @@ class ModelSize:
         self.unsent = unsent
 
     def bytes(self, config: Config, reports: Sequence[ClientReport]) -> dict[str, float]:
-        """Of a round: 4 bytes a number, updates as they are sent, 8 bytes a scalar.
+        """Bytes of a round, down and up: 4 a number, updates as they are sent, 8 a scalar.
 
         A client's own statistics go up, to be evaluated with; fixed ones go nowhere.
         """

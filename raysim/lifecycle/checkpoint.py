@@ -178,7 +178,7 @@ def _file_sha256(path: Path) -> str:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Of JSON data, whatever its layout in the file."""
+    """The sha256 of JSON data, whatever its layout in the file."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
-from raysim.tracking.mlflow_run import Params, load_mlflow
+from raysim.tracking.mlflow_run import load_mlflow
 from raysim.tracking.tracker import NullTracker, Status, Tracker
 
 END_S = 5.0  # for the process to end by itself
@@ -109,10 +109,6 @@ class _Remote(NullTracker):
     def log_model_state(self, path: Path) -> None:
         """Copy a model into the run's artifacts."""
         self._ask("log_model_state", path)
-
-    def log_dict(self, content: Params, name: str) -> None:
-        """Write a small dictionary as an artifact."""
-        self._ask("log_dict", content, name)
 
     def finish(self, status: Status, message: str = "") -> None:
         """End the run truthfully."""

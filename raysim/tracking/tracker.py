@@ -5,7 +5,6 @@ cost of about a tenth of the run's time, and what is still missing at the end is
 """
 
 import functools
-import json
 import math
 import time
 import warnings
@@ -63,9 +62,6 @@ class NullTracker:
 
     def log_model_state(self, path: Path) -> None:
         """Take the safetensors file of a model."""
-
-    def log_dict(self, content: Params, name: str) -> None:
-        """Take a small dictionary."""
 
     def finish(self, status: Status, message: str = "") -> None:
         """Take the outcome."""
@@ -218,11 +214,6 @@ class Tracker(NullTracker):
     def log_model_state(self, path: Path) -> None:
         """Copy a safetensors file into the run's artifacts, under model/."""
         self.log_artifact(path, "model")
-
-    def log_dict(self, content: Params, name: str) -> None:
-        """Write a dictionary of plain values as the artifact `name`, which ends in .json or .yaml."""
-        copied = json.loads(json.dumps(content, default=str))
-        self._outbox.submit(Write(f"the file {name}", lambda: self._client.log_dict(self.run_id, copied, name)))
 
     def finish(self, status: Status, message: str = "") -> None:
         """Write what still waits and end the run truthfully; only the first call counts."""

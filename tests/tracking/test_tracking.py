@@ -138,7 +138,8 @@ def test_artifacts_lie_beside_the_store_and_in_their_folders(start, tmp_path):
     tracker = start(experiment="a/b [c]")
     tracker.log_model_state(tmp_path / "model.safetensors")
     tracker.log_figure(tmp_path / "curve.png")
-    tracker.log_dict({"path": tmp_path, "n": 1}, "summary.json")
+    (tmp_path / "summary.json").write_text("{}")
+    tracker.log_artifact(tmp_path / "summary.json")
     tracker.finish("FINISHED")
     files = [path for path in (tmp_path / "mlartifacts").rglob("*") if path.is_file()]
     found = {str(path).split("/artifacts/")[1] for path in files}
@@ -353,7 +354,7 @@ def test_a_server_that_is_not_there_is_done_without_and_named_once(tmp_path):
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
         tracker = Tracker.start(address, "exp", "name", {}, {}, None, tmp_path)
         tracker.log_round(1, {"accuracy": 0.5})
-        tracker.log_dict({"n": 1}, "summary.json")
+        tracker.log_artifact(Path(__file__))
         tracker.finish("FINISHED", "done")
     (problem,) = tracker.problems
     assert problem.startswith(f"the MLflow store {address} cannot be used for now (API request to {address}")
@@ -503,7 +504,7 @@ def test_a_server_that_goes_away_costs_the_run_little_and_is_named(tmp_path):
     try:
         tracker = start_when_up(address, tmp_path, until=time.monotonic() + 120)
         tracker.log_round(0, {"accuracy": 0.1})
-        tracker.log_dict({"n": 1}, "summary.json")
+        tracker.log_artifact(Path(__file__))
         assert steps(tracker, "accuracy") == [0] and tracker.problems == []
     finally:
         os.killpg(server.pid, signal.SIGKILL)

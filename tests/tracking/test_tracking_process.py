@@ -47,7 +47,6 @@ def test_everything_arrives_in_the_store(apart: MlflowProcess, tmp_path: Path):
     tracker.log_figure(tmp_path / "figure.png")
     tracker.log_artifact(tmp_path / "figure.png", "other")
     tracker.log_model_state(tmp_path / "figure.png")
-    tracker.log_dict({"a": [1]}, "a.json")
     tracker.finish("FINISHED", "well")
     run, client = stored(tracker), mlflow.MlflowClient(tracking_uri=tracker.uri)
     assert (run.info.status, run.data.metrics, run.data.params) == ("FINISHED", {"accuracy": 0.5}, {"seed": "3"})

@@ -240,7 +240,7 @@ def imbalance_is_visible(contribution_K: FloatArray) -> bool:
 
 
 def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
-    """[0, 1, 2, 7] from `0-2,7`; UserError for anything else, and for a seed that stands twice."""
+    """[0, 1, 2, 7] from `0-2,7`; UserError for anything else, and for a seed that is named twice."""
     if not isinstance(seeds, str):
         return [int(seed) for seed in seeds]
     found: list[int] = []
@@ -253,7 +253,7 @@ def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
             raise UserError(f"--seeds = {seeds!r}: {len(some):,} seeds are too many; use at most {MOST_SEEDS:,}")
         found += some
     if len(set(found)) < len(found):
-        raise UserError(f"--seeds = {seeds!r}: a seed stands twice; write each once")
+        raise UserError(f"--seeds = {seeds!r}: a seed is named twice; write each once")
     return found
 
 

@@ -81,7 +81,7 @@ def _timed(config: Config, dataset: Dataset) -> Speed:
     else:
         lanes = max(1, math.ceil(placement.workers * placement.gpus_per_worker - 1e-9))
         where = f"{lanes} of this machine's GPUs"
-    return Speed(rate, lanes, f"time: one batch of {batch} gave {rate:,.2f} images/s; reckoned for {where}")
+    return Speed(rate, lanes, f"time: one batch of {batch} gave {rate:,.2f} images/s; estimated for {where}")
 
 
 def _sample(name: str, generator: ImageGenerator, dataset: Dataset, batch: int) -> float:
