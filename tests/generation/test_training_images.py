@@ -12,8 +12,6 @@ from toy_weights import make_dataset, make_folder
 from raysim.core.errors import UserError
 from raysim.core.records import Dataset
 from raysim.data.datasets import digits
-from raysim.engine.messages import Plugin
-from raysim.federation.synthesis import _notes_of
 from raysim.generation import training_images
 from raysim.generation.ddpm import ddpm
 from raysim.generation.pretrain import pretrain
@@ -60,7 +58,7 @@ def test_test_images_among_the_training_images_are_refused_unless_allowed(known,
     allowed = ddpm(leaky, "cpu", weights=weights, allow_seen_test=True)
     assert allowed.fingerprint() == ddpm(other, "cpu", weights=weights).fingerprint()  # the images are the same
     quota_KC = np.ones((1, 3), dtype=np.int64)
-    notes = _notes_of(Plugin("generator", "ddpm", {"weights": weights, "allow_seen_test": True}), leaky, quota_KC)
+    notes = ddpm.notes(leaky, quota_KC, weights=weights, allow_seen_test=True)
     assert notes == [f"generator.weights = {weights} were trained on 2 of the 5 test images, too "
                      "(generator.allow_seen_test)"]
 
