@@ -238,6 +238,7 @@ class _Run:
         model_path, model_sha256 = directory.write_model(model.state_dict())
         metrics, clients = record.history.metrics.frame(), record.history.clients.frame()
         directory.write_metrics(metrics, clients)
+        record.note(*summaries.not_finite(metrics))
         quality = None
         if config.output.quality:
             with record.clock.timed("quality"):

@@ -28,6 +28,25 @@ class Result:
     directory: Path
 
 
+def not_finite(metrics: "pd.DataFrame") -> list[str]:
+    """A note on each loss or accuracy that is not finite in a round that measured it; usually none.
+
+    metrics: one row a round; columns of rounds that were not evaluated hold nan, and their `accuracy` does, too.
+    """
+    notes = []
+    evaluated = metrics["accuracy"].notna()
+    for name, measured in (("loss", evaluated), ("train_loss", metrics["round"] > 0)):
+        values = metrics.loc[measured, ["round", name]] if name in metrics else metrics.iloc[:0]
+        wrong = values.loc[~np.isfinite(values[name]), "round"].astype(int).tolist() if len(values) else []
+        if wrong:
+            rounds = ", ".join(map(str, wrong[:10])) + (", ..." if len(wrong) > 10 else "")
+            notes.append(
+                f"{name} is not finite in round {rounds}: the model has diverged, and accuracies from there on mean "
+                "nothing; lower local.lr or server.lr, or set update.clip"
+            )
+    return notes
+
+
 def accuracy_auc(rounds: Iterable[float], accuracies: Iterable[float]) -> float:
     """Area under the accuracy curve (trapezoid rule) over the rounds that it spans; of a single value, that value."""
     x, y = np.asarray(list(rounds), dtype=float), np.asarray(list(accuracies), dtype=float)

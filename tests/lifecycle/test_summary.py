@@ -42,3 +42,16 @@ def test_the_final_accuracy_of_each_class_is_that_of_the_last_evaluated_round():
     metrics = pd.DataFrame({"accuracy": [0.1, 0.2, np.nan], "accuracy_class_0": [0.5, 0.6, np.nan]})
     assert results.accuracy_by_class(metrics, 2) == [0.6, None]
     assert results.accuracy_by_class(metrics[["accuracy"]], 2) is None
+
+
+def test_a_loss_that_is_not_finite_is_noted_and_a_round_that_was_not_evaluated_is_not():
+    """Round 1 is not evaluated; rounds 2 and 4 have a loss of nan and of infinity, round 3 trains to nan."""
+    nan, inf = np.nan, np.inf
+    metrics = pd.DataFrame({
+        "round": [1, 2, 3, 4], "accuracy": [nan, 0.1, 0.1, 0.1], "loss": [nan, nan, 2.0, inf],
+        "train_loss": [1.0, 1.0, nan, 1.0],
+    })
+    loss, train_loss = results.not_finite(metrics)
+    assert loss.startswith("loss is not finite in round 2, 4: the model has diverged")
+    assert train_loss.startswith("train_loss is not finite in round 3")
+    assert results.not_finite(metrics.iloc[:1]) == []

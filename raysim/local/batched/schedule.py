@@ -46,7 +46,7 @@ class BatchSchedule:
 
     @property
     def steps(self) -> int:
-        """Of all epochs."""
+        """Steps of all epochs together."""
         return sum(map(len, self.epochs))
 
     def result(self, seconds: float) -> LocalResult:
