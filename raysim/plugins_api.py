@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from raysim.aggregation.common import normalise
+from raysim.config.markers import AtMost, MayChange, NotWith, OnlyWith, ReplacedBy
 from raysim.config.protocols import (
     AggregationRule,
     AllocationPolicy,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AggregationRule",
     "AllocationPolicy",
+    "AtMost",
     "BoolArray",
     "ByteArray",
     "Classifier",
@@ -57,11 +59,15 @@ __all__ = [
     "IntArray",
     "Job",
     "LocalAlgorithm",
+    "MayChange",
     "ModelFactory",
     "Modifier",
+    "NotWith",
+    "OnlyWith",
     "Partition",
     "Partitioner",
     "Reader",
+    "ReplacedBy",
     "RoundTable",
     "RunError",
     "ServerOptimiser",

@@ -4,10 +4,12 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from raysim.config.load import apply_overrides, check_command, validate
+from raysim.config.markers import chosen, dotted, walk, without_effect
 from raysim.config.registry import check_name, check_parameters, resolve
 from raysim.config.yaml_io import read_yaml
 from raysim.core import rng
@@ -41,7 +43,7 @@ def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
         apply_overrides(plain, overrides)
         config = validate(PretrainConfig, plain, str(source))
         _check_sampling(config)
-        notes: list[str] = []
+        notes = unread_keys(config, plain)
         dataset = load(config.data, notes)
         for note in notes:
             display.line(f"note: {note}")
@@ -65,6 +67,17 @@ def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
             for problem in tracker.problems:
                 display.line(f"warning: {problem}")
         return folder
+
+
+def unread_keys(config: PretrainConfig, plain: dict[str, Any]) -> list[str]:
+    """The keys of `plain`, as the user wrote them, that this training leaves without effect, one line each."""
+    resolved = config.model_dump(mode="json")
+    set_by_user = chosen(walk(PretrainConfig.model_fields, resolved), frozenset(dotted(plain)))
+    found, guidance = without_effect(set_by_user.values()), config.sampling.guidance
+    if "sampling.guidance" in set_by_user and _guidance(config) != guidance:
+        told = f"sampling.guidance = {guidance:g} has no effect: without a null class (label_dropout = 0) it is 1"
+        found.setdefault("sampling.guidance", told)
+    return list(found.values())
 
 
 def _check_sampling(config: PretrainConfig) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from raysim.config.markers import MAY_CHANGE, OnlyWith, markers_of
 from raysim.config.schema import Tracking
 
 Count = Annotated[int, Field(ge=1)]
@@ -28,6 +29,9 @@ class UNetConfig(_Base):
     """Self-attention at the lowest resolution; slow, and small images do well without."""
 
 
+_WITH_IMAGES = (OnlyWith("images"), OnlyWith("every"))
+
+
 class SamplingConfig(_Base):
     """How the model is sampled to look at its images: along the way, and at the end to measure their quality."""
 
@@ -35,11 +39,11 @@ class SamplingConfig(_Base):
     """Images whose quality is measured at the end, an equal number a class; 0: none."""
     every: Annotated[int, Field(ge=0)] = 1000
     """Optimiser steps between grids of sample images; 0: none."""
-    sampler: Literal["ddim", "ddpm", "dpmsolver++", "unipc"] = "ddim"
+    sampler: Annotated[Literal["ddim", "ddpm", "dpmsolver++", "unipc"], *_WITH_IMAGES] = "ddim"
     """As in `generator.sampler`."""
-    steps: Count = 20
+    steps: Annotated[Count, *_WITH_IMAGES] = 20
     """Denoising steps; at most `train_steps`."""
-    guidance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.5
+    guidance: Annotated[float, Field(ge=0, allow_inf_nan=False), *_WITH_IMAGES] = 1.5
     """Guidance; 1 is used where label_dropout is 0."""
 
 
@@ -68,7 +72,7 @@ class PretrainConfig(_Base):
     """Optimiser steps over which the learning rate rises to its peak."""
     steps: Count
     """Optimiser steps: the reproducible length of the training."""
-    minutes: Positive | None = None
+    minutes: Annotated[Positive | None, MAY_CHANGE] = None
     """Stop after this many minutes, with a checkpoint that the same command resumes; null: no limit."""
     ema: Below1 = 0.999
     """Decay of the running mean of the weights that is kept in the end; it starts lower and rises to this."""
@@ -76,24 +80,23 @@ class PretrainConfig(_Base):
     """Arithmetic of the network: float32, or bf16 autocast (faster where the processor has it)."""
     flips: Literal["auto"] | bool = "auto"
     """Mirror half of the images; auto: where the data set says that a mirrored image keeps its label."""
-    output: str
+    output: Annotated[str, MAY_CHANGE]
     """Folder that gets the weights."""
-    device: str = "auto"
+    device: Annotated[str, MAY_CHANGE] = "auto"
     """`cpu`, `cuda`, or auto: a GPU where there is one."""
-    log_every: Count = 50
+    log_every: Annotated[Count, MAY_CHANGE] = 50
     """Optimiser steps between progress reports."""
-    checkpoint_every: Count = 500
+    checkpoint_every: Annotated[Count, MAY_CHANGE] = 500
     """Optimiser steps between checkpoints."""
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: Annotated[SamplingConfig, MAY_CHANGE] = SamplingConfig()
     """Samples along the way and the measurement of quality at the end; changes nothing in the training."""
-    tracking: Tracking = Tracking()
+    tracking: Annotated[Tracking, MAY_CHANGE] = Tracking()
     """Where MLflow keeps loss, sample grids and quality."""
-    notes: str = ""
+    notes: Annotated[str, MAY_CHANGE] = ""
     """Text for the model card, such as the source and licence of the data."""
 
     def hash(self) -> str:
-        """Identifies what is trained: everything but where it is kept and how often it reports."""
-        plain = self.model_dump(mode="json")
-        for key in ("minutes", "output", "device", "log_every", "checkpoint_every", "sampling", "tracking", "notes"):
-            del plain[key]
+        """Identifies what is trained: everything but the keys marked MAY_CHANGE, such as where it is kept."""
+        fields = type(self).model_fields
+        plain = {k: v for k, v in self.model_dump(mode="json").items() if MAY_CHANGE not in markers_of(fields[k])}
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import yaml
 
-from raysim.commands.pretrain import load, pretrain
+from raysim.commands.pretrain import load, pretrain, unread_keys
 from raysim.core.errors import ConfigError, UserError
 from raysim.core.signals import Interrupted
 from raysim.data.datasets import digits
 from raysim.generation import quality
 from raysim.generation.ddpm import ddpm
+from raysim.generation.pretrain_config import PretrainConfig
 from raysim.generation.weights_folder import WEIGHTS
 from raysim.ui.display import Display
 
@@ -137,3 +138,19 @@ def test_an_interrupted_training_is_saved_and_goes_on_to_the_same_weights(config
     assert json.loads((tmp_path / "weights" / "card.json").read_text())["steps_done"] == 2
     resumed = pretrain(config, options)
     assert (calm / WEIGHTS).read_bytes() == (resumed / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "dropout", "said"),
+    [
+        ({"images": 0, "every": 0, "sampler": "unipc"}, 0.1, "sampling.sampler = unipc has no effect: it is read only"),
+        ({"images": 0, "every": 5, "sampler": "unipc", "guidance": 2.0}, 0.1, None),
+        ({"guidance": 2.0}, 0.0, "sampling.guidance = 2 has no effect: without a null class (label_dropout = 0"),
+        ({"guidance": 2.0}, 0.1, None),
+        ({"images": 0, "every": 0, "guidance": 2.0}, 0.0, "sampling.guidance = 2.0 has no effect: it is read only"),
+    ],
+)
+def test_a_key_of_sampling_that_nothing_reads_is_named(sampling: dict[str, Any], dropout: float, said: str | None):
+    plain = {"data": {"name": "digits"}, "steps": 1, "output": "x", "label_dropout": dropout, "sampling": sampling}
+    found = unread_keys(PretrainConfig.model_validate(plain), plain)
+    assert found == [] if said is None else len(found) == 1 and found[0].startswith(said)
