@@ -73,3 +73,24 @@ def test_weights_that_are_not_finite_are_refused(bad: list[float]):
 def test_large_weights_are_scaled_by_the_least_power_of_two_that_fits(w: list[float], by: float):
     """6 / 2 = 3 and 25.25 / 8 = 3.2 fit into 4, 25.25 / 4 = 6.3 does not."""
     assert scale(np.array(w)) == by
+
+
+def test_weights_known_beforehand_that_add_up_to_more_than_four_are_scaled_by_a_power_of_two():
+    """Weights 5 and 6 (of a fixed denominator): 11 / 4 is at most 4, so 1.25 and 1.5 enter the running sums.
+
+    Weights that add up to 1 enter as they are.
+    """
+    from types import SimpleNamespace
+
+    from raysim.engine.messages import SumWeights
+    from raysim.engine.rounds import Round
+
+    def entered(*weights: float) -> tuple[float, list[float]]:
+        by_client = {k: SumWeights(w, 0.5, 0.25) for k, w in enumerate(weights)}
+        round_ = Round(SimpleNamespace(here="here"), 1, None, [], by_client, 3)
+        assert round_.sum_weights is not None
+        assert all((w.buffers, w.vectors) == (0.5, 0.25) for w in round_.sum_weights.values())
+        return round_.scale, [w.update for w in round_.sum_weights.values()]
+
+    assert entered(5.0, 6.0) == (4.0, [1.25, 1.5])
+    assert entered(0.7, 0.3) == (1.0, [0.7, 0.3])

@@ -120,7 +120,7 @@ def test_what_the_noise_would_not_hide_is_refused_before_anything_starts(
 
 @needs_library
 def test_a_fixed_denominator_weighs_every_client_the_same_in_all_its_rounds(run: Run, small: dict[str, Any]):
-    """w_k = min(n_k, 40) / (4/6 sum_j min(n_j, 40)); sums beyond 4 are scaled, or the exact sum would overflow."""
+    """w_k = min(n_k, 40) / (4/6 sum_j min(n_j, 40)), whatever the cohort."""
     small |= {"aggregation": {"name": "fixed_denominator", "cap": 40}}
     result = run({**small, "update": {"clip": 0.5, "noise_multiplier": 2.0}})
     sizes_K = np.minimum(np.array(result.summary["sizes_K"]), 40)
