@@ -80,5 +80,6 @@ def summarise(results: Iterable[ChunkResult]) -> dict[str, float]:
         "accuracy": float(correct_C.sum() / n),
         "loss": math.fsum(r.loss_sum for r in parts) / n,
         "worst_class_accuracy": float(np.nanmin(accuracy_C)),
+        "evaluated_classes": int((total_C > 0).sum()),
         **{f"accuracy_class_{c}": float(accuracy_C[c]) for c in shown},
     }

@@ -40,6 +40,7 @@ def spread(prefix: str, a_K: FloatArray, n_K: IntArray) -> dict[str, float]:
     if not len(a_K):
         return {}
     return {
+        f"{prefix}_clients": len(a_K),
         f"{prefix}_mean": float(a_K.mean()),
         f"{prefix}_weighted_mean": float((a_K * n_K).sum() / n_K.sum()),
         f"{prefix}_worst": float(a_K.min()),

@@ -23,11 +23,14 @@ from raysim.core.records import (
 from raysim.engine.rounds import Round
 
 METRICS: dict[str, str] = {
-    "round": "number of the round, from 1",
+    "round": "number of the round; 0 is the initial model, of which there is evaluation alone",
     "accuracy": "of the global model on the test split, in [0, 1]; only in rounds that are evaluated",
     "loss": "mean cross-entropy per image of the test split",
     "accuracy_class_{class}": "accuracy on the test images of one class, by its number",
     "worst_class_accuracy": "the lowest accuracy of a class that has test images",
+    "evaluated_classes": "how many classes have test images, over which the worst is taken",
+    "client_accuracy_clients": "how many clients the figures client_accuracy_* are over",
+    "tuned_client_accuracy_clients": "how many clients the figures tuned_client_accuracy_* are over",
     "client_accuracy_{mean|weighted_mean|worst|sd}": "over all clients with samples, each on its own mix of classes; "
     "weighted_mean: by the number of real samples; sd: population standard deviation",
     "tuned_client_accuracy_{mean|weighted_mean|worst|sd}": "the same after each client of fine_tuning.clients has "

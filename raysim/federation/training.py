@@ -31,6 +31,13 @@ def train_rounds(
     return state
 
 
+def initial_result(server: Server, evaluator: Evaluator, state: ServerState) -> RoundResult:
+    """Round 0: what the initial model is worth on the test split, before any client has trained."""
+    began = time.monotonic()
+    measured = evaluator.evaluate(server.reference(state.model))
+    return RoundResult(state, {"round": 0, **measured, "seconds_evaluate": time.monotonic() - began}, {})
+
+
 def timed_round(server: Server, evaluator: Evaluator, state: ServerState) -> RoundResult:
     """One round, its evaluation where it is due, and the seconds of its phases among its metrics."""
     usage = server.pool.usage

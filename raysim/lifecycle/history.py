@@ -130,9 +130,13 @@ class History:
         self.clients = RowFile(folder / "clients.npy")
 
     def append(self, metrics: Mapping[str, float], clients: ClientTable) -> None:
-        """Take a finished round.  Raises OSError where much waits and the disk takes no more."""
+        """Take a finished round; `clients` is empty where none took part.
+
+        Raises OSError where much waits and the disk takes no more.
+        """
         self.metrics.append({name: np.array([value]) for name, value in metrics.items()})
-        self.clients.append(clients)
+        if clients:
+            self.clients.append(clients)
 
     def flush(self) -> dict[str, dict[str, Any]]:
         """Write what waits; returns the marks for a checkpoint, as plain data.  Raises OSError."""

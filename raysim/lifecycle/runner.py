@@ -18,7 +18,7 @@ from raysim.federation.evaluator import Evaluator
 from raysim.federation.server import RoundResult, Server
 from raysim.federation.state import ServerState
 from raysim.federation.synthesis import synthesise
-from raysim.federation.training import train_rounds
+from raysim.federation.training import initial_result, train_rounds
 from raysim.lifecycle import resume as resuming
 from raysim.lifecycle import summary as summaries
 from raysim.lifecycle.build import Source, plugin, read_config, worker_setup
@@ -205,6 +205,11 @@ class _Run:
                 state = self.record.restore(state)
         self.record.state = state
         self.record.display.phase("round")
+        if not state.round:
+            with self.record.clock.timed("evaluate"):
+                initial = initial_result(server, evaluator, state)
+            self.record.append(initial)
+            self._track(initial)
         after_round = [
             self.record.append,
             lambda result: self.record.clock.add_round(result.metrics),

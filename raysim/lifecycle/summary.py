@@ -73,7 +73,7 @@ def figures(
 
 def accuracy_summary(metrics: "pd.DataFrame") -> dict[str, float]:
     """Final, best (with its round), mean of the last five and area under the curve of the test accuracy."""
-    measured = metrics.dropna(subset=["accuracy"])
+    measured = metrics[metrics["round"] > 0].dropna(subset=["accuracy"])
     accuracy, rounds = measured["accuracy"].to_numpy(), measured["round"].to_numpy()
     best = int(np.argmax(accuracy))
     return {
@@ -92,13 +92,13 @@ def accuracy_by_class(metrics: "pd.DataFrame", classes: int) -> list[float | Non
     return [None if np.isnan(a) else float(a) for a in measured] if not np.isnan(measured).all() else None
 
 
-SPREAD = ("mean", "weighted_mean", "worst", "sd")
+SPREAD = ("clients", "mean", "weighted_mean", "worst", "sd")
 
 
 def accuracy_over_clients(metrics: "pd.DataFrame") -> dict[str, float]:
     """Accuracy of the worst class and over clients (`evaluation.per_client`), each where it was last measured."""
     names = [f"{prefix}_{what}" for prefix in ("client_accuracy", "tuned_client_accuracy") for what in SPREAD]
-    measured = [name for name in ("worst_class_accuracy", *names) if name in metrics]
+    measured = [name for name in ("worst_class_accuracy", "evaluated_classes", *names) if name in metrics]
     return {name: float(metrics[name].dropna().iloc[-1]) for name in measured}
 
 
@@ -126,7 +126,7 @@ def summarise(
         **accuracy_over_clients(metrics),
         "accuracy_by_class": accuracy_by_class(metrics, prepared.dataset.classes),
         "client_accuracy_K": accuracy_by_client(metrics, prepared),
-        "rounds": len(metrics),
+        "rounds": int(metrics["round"].max()),
         "clients": partition.clients,
         "n_real": int(partition.offsets_K1[-1]),
         "n_synthetic": int(synthetic.quota_KC.sum()),

@@ -146,7 +146,7 @@ def many(small: dict[str, Any]) -> dict[str, Any]:
 
 
 def outcome(result: Result) -> tuple[Any, ...]:
-    rows = [result.metrics[name].tolist() for name in ("train_loss", "accuracy", "update_norm_mean")]
+    rows = [result.metrics[name][1:].tolist() for name in ("train_loss", "accuracy", "update_norm_mean")]
     return result.summary["model_sha256"], *rows
 
 

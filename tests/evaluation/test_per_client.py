@@ -25,7 +25,9 @@ def test_a_class_without_test_images_is_left_out():
     a_K = by_client(np.array([[5, 5], [0, 4]]), np.array([0.6, np.nan]))
     assert a_K[0] == 0.6
     assert np.isnan(a_K[1])
-    assert spread("a", a_K, np.array([10, 4])) == {"a_mean": 0.6, "a_weighted_mean": 0.6, "a_worst": 0.6, "a_sd": 0.0}
+    assert spread("a", a_K, np.array([10, 4])) == {
+        "a_clients": 1, "a_mean": 0.6, "a_weighted_mean": 0.6, "a_worst": 0.6, "a_sd": 0.0
+    }
     assert spread("a", a_K[1:], np.array([4])) == {}
 
 
@@ -70,7 +72,7 @@ def test_a_run_reports_both_and_each_client_by_its_id(run: Run, small: dict[str,
     shared = [name for name in plain.metrics if not name.startswith("seconds")]
     assert tuned.metrics[shared].equals(plain.metrics[shared])
     assert not any(name.startswith("tuned") for name in plain.metrics)
-    assert tuned.metrics["tuned_client_accuracy_mean"].notna().tolist() == [False, True, True]
+    assert tuned.metrics["tuned_client_accuracy_mean"].notna().tolist() == [False, False, True, True]
     assert tuned.summary["tuned_client_accuracy_mean"] > tuned.summary["client_accuracy_worst"]
     counts_KC = np.load(plain.directory / "partition.npz")["counts"]
     a_K = by_client(counts_KC, np.array(plain.summary["accuracy_by_class"]))

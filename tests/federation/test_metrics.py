@@ -38,3 +38,14 @@ def test_every_metric_and_column_of_a_run_is_described(run: Callable[..., Result
     assert [name for name in result.metrics if described(name) is None] == []
     clients = pd.read_parquet(result.directory / "clients.parquet")
     assert [name for name in clients if described(name, COLUMNS | {"clipped": ""}) is None] == []
+
+
+def test_round_0_is_the_initial_model_evaluated_and_nothing_else(run: Callable[..., Result], small: dict[str, Any]):
+    """It counts neither as a round nor for the best accuracy, and says over how many classes and clients figures go."""
+    result = run(small | {"rounds": 2})
+    first = result.metrics.iloc[0]
+    assert first["round"] == 0 and 0 <= first["accuracy"] <= 1 and pd.isna(first["train_loss"])
+    assert result.summary["rounds"] == 2 and result.summary["best_round"] > 0
+    assert (first["evaluated_classes"], first["client_accuracy_clients"]) == (10, 6)
+    again = run(small | {"rounds": 1, "local": {**small["local"], "lr": 0.2}})
+    assert again.metrics["accuracy"][0] == first["accuracy"]

@@ -78,11 +78,11 @@ def test_statistics_are_averaged_by_size_or_own_or_fixed(run: Run, normalised: d
     assert np.abs(a[MEAN]).max() > 0.01
     assert not np.array_equal(a[MEAN], o[MEAN])
     assert np.array_equal(a["0.weight"], o["0.weight"])
-    assert local.metrics["train_loss"].tolist() == average.metrics["train_loss"].tolist()
-    assert fixed.metrics["train_loss"][0] != average.metrics["train_loss"][0]
+    assert local.metrics["train_loss"][1:].tolist() == average.metrics["train_loss"][1:].tolist()
+    assert fixed.metrics["train_loss"][1] != average.metrics["train_loss"][1]
     statistics = 4 * 4 * 32  # 4 clients, float32, mean and variance of 8 channels, twice
     down, up = (
-        [r.metrics[name][0] for r in (average, local, fixed)] for name in ("bytes_down", "bytes_up")
+        [r.metrics[name][1] for r in (average, local, fixed)] for name in ("bytes_down", "bytes_up")
     )
     assert down == [down[2] + statistics, down[2], down[2]]
     assert up == [up[2] + statistics, up[2] + statistics, up[2]]
