@@ -1,6 +1,5 @@
 """What is kept of a run while it goes: its folder, its MLflow run, the history of its rounds, and how it ended."""
 
-import math
 import shutil
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +18,6 @@ from raysim.lifecycle.messages import tracked
 from raysim.tracking.process import MlflowProcess, start_tracker
 from raysim.tracking.tracker import NullTracker, Status
 from raysim.ui.display import Display
-
-_WATCHED = ("train_loss", "loss", "accuracy")
 
 
 @dataclass
@@ -41,7 +38,6 @@ class Record:
     notes: list[str] = field(default_factory=list)
     state: ServerState | None = None
     ended: bool = False
-    _not_finite: set[str] = field(default_factory=set)
 
     @classmethod
     def open(
@@ -110,15 +106,7 @@ class Record:
         return self.state
 
     def append(self, result: RoundResult) -> None:
-        """Take a finished round into the history; what the disk refuses waits for the next checkpoint.
-
-        A loss or an accuracy that is not a finite number is said, once each.
-        """
-        for name in _WATCHED:
-            if not math.isfinite(result.metrics.get(name, 0.0)) and name not in self._not_finite:
-                self._not_finite.add(name)
-                value = result.metrics[name]
-                self._note_once(f"{name} is {value} in round {result.state.round}: the model has diverged")
+        """Take a finished round into the history; what the disk refuses waits for the next checkpoint."""
         try:
             self.history.append(result.metrics, result.clients)
         except OSError as error:

@@ -103,19 +103,3 @@ def test_many_rows_do_not_wait_for_a_checkpoint(tmp_path: Path, monkeypatch: pyt
     history.append({"round": 4}, {"round": np.full(1, 4), "client": np.arange(1)})
     history.cut(marks)
     assert history.metrics.frame()["round"].tolist() == [1, 2, 3] and len(history.clients.frame()) == 180
-
-
-def test_a_figure_that_is_not_finite_is_said_once_and_kept_for_the_summary(tmp_path: Path):
-    from raysim.federation.server import RoundResult
-    from raysim.lifecycle.clock import PhaseClock
-    from raysim.lifecycle.directory import RunDirectory
-    from raysim.lifecycle.record import Record
-    from raysim.tracking.tracker import NullTracker
-    from raysim.ui.display import Display
-
-    with Display() as display:
-        record = Record(RunDirectory(tmp_path), {}, NullTracker(), History(tmp_path), display, PhaseClock(), 1)
-        for number, loss in ((1, 0.5), (2, float("nan")), (3, float("nan"))):
-            state = type("State", (), {"round": number})()
-            record.append(RoundResult(state, {"round": number, "loss": loss}, {}))  # type: ignore[arg-type]
-    assert record.notes == ["loss is nan in round 2: the model has diverged"]
