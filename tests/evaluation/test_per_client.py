@@ -35,6 +35,7 @@ def test_weighted_and_plain_means_have_their_own_names():
     """n = 10 and 90, accuracies 1 and 0.5: weighted 0.1 + 0.45 = 0.55, plain 0.75; sd over the two 0.25; worst 0.5."""
     found = spread("client_accuracy", np.array([1.0, 0.5]), np.array([10, 90]))
     assert found == pytest.approx({
+        "client_accuracy_clients": 2,
         "client_accuracy_mean": 0.75, "client_accuracy_weighted_mean": 0.55, "client_accuracy_worst": 0.5,
         "client_accuracy_sd": 0.25,
     })
