@@ -51,7 +51,7 @@ def test_every_sample_belongs_to_exactly_one_client(name, clients, seed):
 
 SCRIPT = """
 import sys, numpy as np
-from raysim import rng
+from raysim.core import rng
 from raysim.config.registry import available, resolve
 labels_N = np.arange(600) % 6
 for name in sorted(set(available("partition")) - {"file"}):
