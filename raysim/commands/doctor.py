@@ -109,13 +109,14 @@ def _workers(report: Report, inventory: Inventory, resources: Resources) -> None
     nodes = [*(m.node for m in inventory.machines), *inventory.to_come]
     try:
         here = not resources.address and len(inventory.machines) == 1 and not inventory.machines[0].store_bytes
-        placement = place(nodes, resources.workers, resources.gpus_per_worker, more_than_cores=here)
+        threads = resources.threads_per_worker
+        placement = place(nodes, resources.workers, resources.gpus_per_worker, more_than_cores=here, threads=threads)
     except UserError as error:
         report.wrong.append(str(error))
         return
     room = Counter({n.name: 0 for n in nodes})
     for node in nodes:
-        room[node.name] += capacity(node, placement.gpus_per_worker)
+        room[node.name] += capacity(node, placement.gpus_per_worker, resources.threads_per_worker)
     where = ", ".join(f"{name} {count}" for name, count in room.items() if count)
     report.rows.append(("Workers", f"{placement}; room: {where}"))
 

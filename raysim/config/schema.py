@@ -175,9 +175,10 @@ class Resources(_Base):
     """Where the work runs."""
 
     workers: Annotated[Literal["auto"] | Annotated[int, Field(ge=1), AtMost(1_000_000)], MAY_CHANGE] = "auto"
-    """Ray actors; auto: one per CPU core, or as many as fit on the GPUs."""
+    """Ray actors; auto: one per threads_per_worker CPU cores, or as many of these as fit on the GPUs."""
     gpus_per_worker: Annotated[Literal["auto"] | Annotated[float, Field(ge=0, allow_inf_nan=False)], IS_DEVICE] = "auto"
-    """Fraction of a GPU that each worker owns; 0: CPU only; auto: 1 where there is a GPU, else 0."""
+    """Fraction of a GPU that each worker owns; 0: CPU only; auto: 0 where there is no GPU, 1 where there is, or the
+    largest 1 / m that has room for the number of workers."""
     precision: Literal["float32", "bf16"] = "float32"
     """Arithmetic of local training: float32, or bf16 autocast."""
     threads_per_worker: Annotated[int, Field(ge=1), AtMost(10_000)] = 1
@@ -187,7 +188,8 @@ class Resources(_Base):
     ] = "auto"
     """Train clients of small networks several at once; on a CPU, to the same bits; YAML reads off as false, too."""
     task_timeout_s: Annotated[Seconds, MAY_CHANGE] = 600.0
-    """A call to a worker that takes longer than this is given up, its worker replaced and its clients trained again."""
+    """Seconds for one client, batch of images or chunk of test images; a worker that takes longer (for several in one
+    call: as many times that) is given up and replaced, and its work is done again."""
     max_retries: Annotated[int, Field(ge=0), MAY_CHANGE] = 3
     """How often a client's work is tried again after its worker died, before the run is given up."""
     on_client_failure: Literal["raise", "drop"] = "raise"

@@ -1,17 +1,18 @@
 """What a worker does with its clients: each starts from the global model, trains, and says what it sends."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from raysim.aggregation.oui_probe import Probe
 from raysim.config.plugin_guard import blamed
 from raysim.core import rng
 from raysim.core.records import ClientReport, ClientTask, Dataset, ModelState, Partition
-from raysim.engine.messages import Failure, WorkerSetup
+from raysim.engine.messages import ClientState, Failure, WorkerSetup
 from raysim.engine.object_store import get
 from raysim.engine.reduce import Diverged, checked_norm
 from raysim.local import batchnorm
@@ -24,7 +25,7 @@ from raysim.local.loop import client_data, train_client
 from raysim.models.flat_model import FlatModel, ImageScale, build_model
 
 Vectors = dict[str, Tensor]
-Trained = tuple[ClientReport, Vectors, dict[str, Any] | None]
+Trained = tuple[ClientReport, Vectors, ClientState | None]
 """A client's report, its update, and its new state where the algorithm keeps one."""
 Begun = tuple[BatchedClient, Vectors, Tensor | None]
 """A client that can start, what it remembers, and of that, what it has not sent yet of earlier updates."""
@@ -34,7 +35,10 @@ class ClientRunner:
     """The resident model, and the training of one client after another or of several at once."""
 
     def __init__(self, setup: WorkerSetup, dataset: Dataset, partition: Partition, device: str) -> None:
-        self.setup, self.dataset, self.partition, self.device = setup, dataset, partition, device
+        self.setup = setup
+        self.dataset = dataset
+        self.partition = partition
+        self.device = device
         seed = setup.seed if setup.model_seed is None else setup.model_seed
         module = build_model(setup.model.build, dataset.channels, dataset.image_size, dataset.classes, seed)
         self.model = FlatModel(module, device)
@@ -46,10 +50,11 @@ class ClientRunner:
 
     def _batch(self) -> CpuBatchTrainer | VmapTrainer | None:
         """What trains several clients at once here, if anything does."""
-        model, algorithm, scale, bf16 = self.model, self.algorithm, self.scale, self.setup.bf16
+        bf16 = self.setup.bf16
         if self.device == "cpu":
-            return None if bf16 else CpuBatchTrainer.of(model, algorithm, scale)
-        return VmapTrainer.of(model, algorithm, scale, bf16, (self.dataset.channels, *self.dataset.image_size))
+            return None if bf16 else CpuBatchTrainer.of(self.model, self.algorithm, self.scale)
+        shape = (self.dataset.channels, *self.dataset.image_size)
+        return VmapTrainer.of(self.model, self.algorithm, self.scale, bf16, shape)
 
     def start_from(self, round_: int, state: ModelState) -> None:
         """Bring the global model to the device once, for all clients of a call."""
@@ -58,9 +63,16 @@ class ClientRunner:
         self.start = self.model.snapshot()
         self.broadcast_vectors = tensors(state.broadcast_vectors, self.device)
 
-    def train(self, tasks: Sequence[ClientTask]) -> Iterator[tuple[int, Trained | Failure]]:
-        """(position in `tasks`, how it went) of each client, in any order."""
-        for places in self._groups(tasks):
+    def train(
+        self, tasks: Sequence[ClientTask], begin: Callable[[Sequence[int]], Sequence[bool]]
+    ) -> Iterator[tuple[int, Trained | Failure]]:
+        """(position in `tasks`, how it went) of each client, in any order.
+
+        begin: is told the ids of the clients that come next, and says which of them are still to be trained.
+        """
+        for grouped in self._groups(tasks):
+            wanted = begin([tasks[i].client for i in grouped])
+            places = [i for i, is_wanted in zip(grouped, wanted, strict=True) if is_wanted]
             group = [tasks[i] for i in places]
             for i, task, trained in zip(places, group, self._together(group), strict=True):
                 try:
@@ -74,7 +86,7 @@ class ClientRunner:
         return self.batch.groups([task.n_real + task.n_synthetic for task in tasks], self.dataset.image_bytes)
 
     def _together(self, tasks: Sequence[ClientTask]) -> Iterable[tuple[Begun, LocalResult, Tensor] | None]:
-        """Each client's part of `_answer`, trained as a group; None for those that are to train alone.
+        """What `_answer` needs of each client, trained as a group; None for those that are to train alone.
 
         Where a group fails, its clients train one by one, to the same bits, so that the one at fault is found.
         """
@@ -98,15 +110,17 @@ class ClientRunner:
 
     def _alone(self, task: ClientTask) -> tuple[Begun, LocalResult, Tensor]:
         begun = self._begin(task)
-        member, seed = begun[0], self.setup.seed
+        member = begun[0]
         result = train_client(
-            member.job, self.algorithm, member.data, self.scale, seed, self.setup.bf16, self.fixed_statistics
+            member.job, self.algorithm, member.data, self.scale, self.setup.seed, self.setup.bf16,
+            self.fixed_statistics,
         )
         return begun, result, self.model.params_P
 
     def _answer(self, task: ClientTask, begun: Begun, result: LocalResult, params_P: Tensor) -> Trained:
         """What a client that has trained to these parameters says and sends."""
-        (member, kept, residual_P), k = begun, task.client
+        member, kept, residual_P = begun
+        k = task.client
         job = member.job
         self.model.params_P.copy_(params_P)  # does nothing where they are the model's own
         delta_P, residual_P, seen = self._send(self.model.params_P.detach() - job.start_P, residual_P, k)
@@ -157,6 +171,6 @@ class ClientRunner:
         return Failure(client, cause, diverged)
 
 
-def tensors(arrays: dict[str, Any], device: str) -> Vectors:
+def tensors(arrays: Mapping[str, NDArray[Any]], device: str) -> Vectors:
     """Tensors of their own, never views of shared memory."""
     return {name: torch.from_numpy(np.array(a)).to(device) for name, a in arrays.items()}

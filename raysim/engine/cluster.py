@@ -28,7 +28,7 @@ class Cluster:
 
 def survey() -> Cluster:
     """The cluster as it is now."""
-    alive = [n for n in ray.nodes() if n["Alive"]]
+    alive = alive_nodes()
     nodes = [_node(n["NodeManagerAddress"], n["Resources"]) for n in alive]
     head = [n for n in alive if "node:__internal_head__" in n["Resources"]]
     here = ray.get_runtime_context().get_node_id()
@@ -36,6 +36,11 @@ def survey() -> Cluster:
         return Cluster(nodes, [])
     workers = [_node("", n["Resources"]) for n in alive if n not in head]
     return Cluster(nodes, *_declared(workers, DECLARATION.expanduser()))
+
+
+def alive_nodes() -> list[dict[str, Any]]:
+    """What Ray says of each node that is there: NodeID, NodeManagerAddress, Resources and more."""
+    return [n for n in ray.nodes() if n["Alive"]]
 
 
 def _node(name: str, resources: dict[str, Any]) -> Node:
@@ -49,7 +54,8 @@ def _declared(workers: list[Node], file: Path) -> tuple[list[Node], int]:
         kinds, head, most = plain["available_node_types"], plain["head_node_type"], int(plain["max_workers"])
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
         return [], 0  # not a cluster of `ray up`, or not one that grows
-    left, there = most - len(workers), list(workers)
+    left = most - len(workers)
+    there = list(workers)
     to_come: list[Node] = []
     unknown = 0
     for name, kind in kinds.items():
@@ -72,7 +78,8 @@ def place_on_cluster(resources: Resources, say: Callable[[str], None]) -> Placem
     Where the nodes that are still to come have unknown sizes (`provider: local`), the first one with room for a worker
     is waited for, at most NODES_WAIT_S.
     """
-    give_up_at, said = time.monotonic() + NODES_WAIT_S, False
+    give_up_at = time.monotonic() + NODES_WAIT_S
+    said = False
     while True:
         cluster = survey()
         try:
@@ -94,8 +101,8 @@ def place_on_cluster(resources: Resources, say: Callable[[str], None]) -> Placem
 def _place(cluster: Cluster, resources: Resources) -> Placement:
     everything = [*cluster.nodes, *cluster.to_come]
     if not cluster.unknown or resources.workers == "auto":
-        return place(everything, resources.workers, resources.gpus_per_worker)
-    fit = place(everything, "auto", resources.gpus_per_worker)  # more may follow
+        return place(everything, resources.workers, resources.gpus_per_worker, threads=resources.threads_per_worker)
+    fit = place(everything, "auto", resources.gpus_per_worker, threads=resources.threads_per_worker)  # more may follow
     return Placement(resources.workers, fit.gpus_per_worker)
 
 
@@ -106,7 +113,8 @@ def room(resources: Resources, fraction: float) -> Callable[[], int]:
         cluster = survey()
         most = resources.workers
         try:
-            fit = place([*cluster.nodes, *cluster.to_come], "auto", fraction).workers
+            everything = [*cluster.nodes, *cluster.to_come]
+            fit = place(everything, "auto", fraction, threads=resources.threads_per_worker).workers
         except UserError:
             fit = 1
         if most == "auto":

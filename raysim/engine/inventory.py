@@ -13,7 +13,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.config.schema import Resources
 from raysim.core.host import physical_bytes
-from raysim.engine.cluster import survey
+from raysim.engine.calls import Ref
+from raysim.engine.cluster import alive_nodes, survey
 from raysim.engine.placement import Node, local_node
 from raysim.engine.session import Session
 from raysim.engine.versions import installed
@@ -23,7 +24,7 @@ ANSWER_S = 60.0
 
 @dataclass(frozen=True)
 class Machine:
-    """A node.  store_bytes: 0 where no Ray runs yet.  problem: why it could not be looked at, and is empty."""
+    """What a node has.  store_bytes: 0 where no Ray runs yet.  problem: why the node could not be looked at."""
 
     node: Node
     host: str = ""
@@ -39,7 +40,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class Inventory:
-    """where: which Ray.  machines: all nodes.  to_come: nodes that the cluster file allows and that are not there."""
+    """All machines that a run may use.
+
+    where: which Ray.  machines: all nodes.  to_come: nodes that the cluster file allows and that are not there yet.
+    unknown: how many more, of unknown size.
+    """
 
     where: str
     machines: list[Machine]
@@ -56,18 +61,18 @@ def take_inventory(resources: Resources) -> Inventory:
         return Inventory("none runs; one is started for each run, on this machine", [_look(local_node(), 0)], [])
     with Session(resources) as session:
         cluster = survey()
-        alive = [n for n in ray.nodes() if n["Alive"]]
-        asked = [(node, _ask(node, about)) for node, about in zip(cluster.nodes, alive, strict=True)]
+        asked = [(node, _ask(node, about)) for node, about in zip(cluster.nodes, alive_nodes(), strict=True)]
         return Inventory(session.where, [_answer(*a) for a in asked], cluster.to_come, cluster.unknown)
 
 
-def _ask(node: Node, about: dict[str, Any]) -> Any:
+def _ask(node: Node, about: dict[str, Any]) -> Ref:
     strategy = NodeAffinitySchedulingStrategy(about["NodeID"], soft=False)
     look = ray.remote(_look).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
-    return look.remote(node, int(about["Resources"].get("object_store_memory", 0)))
+    answer: Ref = look.remote(node, int(about["Resources"].get("object_store_memory", 0)))
+    return answer
 
 
-def _answer(node: Node, asked: Any) -> Machine:
+def _answer(node: Node, asked: Ref) -> Machine:
     try:
         machine: Machine = ray.get(asked, timeout=ANSWER_S)
         return machine
@@ -81,7 +86,8 @@ def _look(node: Node, store: int) -> Machine:
     """Look at the machine on which this runs."""
     import torch
 
-    disk, shm = shutil.disk_usage("/tmp"), Path("/dev/shm")
+    disk = shutil.disk_usage("/tmp")
+    shm = Path("/dev/shm")
     return Machine(
         node, socket.gethostname(), tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())),
         tuple(installed().items()), physical_bytes(),

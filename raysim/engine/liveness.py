@@ -2,27 +2,24 @@
 
 from pathlib import Path
 
-import ray
-
 from raysim.core.errors import RayLost, RunError, UserError
+from raysim.engine.ray_private import dead_process, raylet_socket
 
-_VITAL = ("raylet", "gcs_server")
 _SOCKETS = Path("/proc/net/unix")
 
 
 def lost_part() -> str:
-    """The part of Ray that has died, of those that this driver cannot do without; empty if there is none.
+    """The process of Ray that has died, of those that this driver cannot do without; empty if there is none.
 
     Asks no process: a Ray started here is known by its children, one that was joined by the raylet's socket (on Linux).
     """
-    node = ray._private.worker._global_node
-    if node is None:
-        return ""
-    dead = [kind for kind, _ in node.dead_processes() if kind in _VITAL]
+    dead = dead_process()
     if dead:
-        return str(dead[0])
-    open_sockets = _SOCKETS.read_text(encoding="utf-8", errors="replace") if _SOCKETS.exists() else None
-    return "" if open_sockets is None or str(node.raylet_socket_name) in open_sockets else "raylet"
+        return dead
+    socket = raylet_socket()
+    if not socket or not _SOCKETS.exists():
+        return ""
+    return "" if socket in _SOCKETS.read_text(encoding="utf-8", errors="replace") else "raylet"
 
 
 def check_ray() -> None:

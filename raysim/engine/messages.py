@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from raysim.config.schema import Update
 from raysim.core.plain import PlainMapping
 from raysim.core.records import FloatArray, IntArray
@@ -13,6 +16,9 @@ if TYPE_CHECKING:
     from raysim.config.protocols import LocalAlgorithm
 
 Built = TypeVar("Built")
+
+ClientState = dict[str, NDArray[np.generic]]
+"""What a client keeps between its rounds, by name: of its algorithm, of what it has not sent, of its statistics."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class PartialSum:
-    """A worker's part of a round's sums, in grid units (`engine.reduce`); counters: the element-wise maximum."""
+    """The sums over some of a round's clients, in grid units (`engine.reduce`); counters: the element-wise maximum."""
 
     params_P: FloatArray
     buffers_F: FloatArray

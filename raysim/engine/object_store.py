@@ -1,19 +1,23 @@
 """The object store: what the driver puts there belongs to the driver and outlives every worker."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
+from raysim.engine.calls import Ref
 
-def put(value: Any) -> Any:
+T = TypeVar("T")
+
+
+def put(value: object) -> Ref:
     """A reference to a value, readable by every worker as shared memory."""
     return ray.put(value)
 
 
-def put_shared(value: Any) -> tuple[Any, Any]:
+def put_shared(value: T) -> tuple[Ref, T]:
     """(a reference to a value, the value as all workers see it): arrays in shared memory, not to be written to.
 
-    Whoever goes on with the second one needs no memory of its own for them.
+    Whoever uses the second one from then on needs no memory of its own for its arrays.
     """
     reference = put(value)
     return reference, get(reference)
@@ -24,6 +28,6 @@ def capacity_bytes() -> int:
     return int(ray.cluster_resources().get("object_store_memory", 0))
 
 
-def get(reference: Any) -> Any:
+def get(reference: Ref) -> Any:
     """The value of a reference; its arrays are shared memory, not to be written to."""
     return ray.get(reference)

@@ -15,6 +15,8 @@ Parameters: g = 2^-40, |d| <= 2^10; the error of a sum over 1,000 clients is bel
 float32 numbers around 1. Floating-point buffers (running means and variances) may be large: g = 2^-24, |d| <= 2^26.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -68,15 +70,17 @@ class ExactSum:
 
     def add(self, values: Tensor, weight: float) -> None:
         """Add weight * values, rounded once to the grid; `values` must have passed `within`."""
-        for units, part in zip(self.units.split(self._block), values.split(self._block), strict=True):
-            scaled = self._scratch[: len(part)].copy_(part).mul_(weight * 2.0**self.bits)
+        blocks = zip(torch.split(self.units, self._block), torch.split(values, self._block), strict=True)
+        for units, block in blocks:
+            scaled = self._scratch[: len(block)].copy_(block).mul_(weight * 2.0**self.bits)
             units.add_(scaled.round_())
 
 
 class UpdateSums:
-    """The running exact sums of one worker."""
+    """The running exact sums of one worker: of updates, float buffers and further vectors."""
 
     def __init__(self, like: dict[str, Tensor]) -> None:
+        """like: any client's update, for the names and sizes of its vectors."""
         device = str(like["delta"].device)
         self.sums = {
             name: ExactSum(t.numel(), BUFFER_BITS if name == "buffers" else PARAM_BITS, device)
@@ -86,20 +90,31 @@ class UpdateSums:
         self.counters = like["counters"].clone()
 
     def add(self, update: dict[str, Tensor], weights: SumWeights) -> None:
+        """Add a client's update with its weights; integer counters are not summed, the largest stays."""
         by_name = {"delta": weights.update, "buffers": weights.buffers}
         for name, running in self.sums.items():
             running.add(update[name], by_name.get(name, weights.vectors))
         torch.maximum(self.counters, update["counters"], out=self.counters)
 
     def result(self) -> PartialSum:
+        """The sums so far as arrays in grid units, on the CPU."""
         arrays = {name: s.units.cpu().numpy() for name, s in self.sums.items()}
         return PartialSum(arrays.pop("delta"), arrays.pop("buffers"), self.counters.cpu().numpy(), arrays)
 
 
-def total(parts: list[FloatArray], bits: int) -> FloatArray:
-    """The sum of partial sums in grid units, as ordinary numbers; the order of the parts does not matter."""
-    whole: FloatArray = np.sum(parts, axis=0) * 2.0**-bits
-    return whole
+def add_sums(sums: Sequence[PartialSum]) -> PartialSum:
+    """The sum of at least one partial sum, in grid units; their order does not matter."""
+    return PartialSum(
+        np.sum([s.params_P for s in sums], axis=0),
+        np.sum([s.buffers_F for s in sums], axis=0),
+        np.max([s.counters for s in sums], axis=0),
+        {name: np.sum([s.summed_vectors[name] for s in sums], axis=0) for name in sums[0].summed_vectors},
+    )
+
+
+def from_units(units: FloatArray, bits: int) -> FloatArray:
+    """A sum in grid units as ordinary numbers: units * 2^-bits, exactly."""
+    return units * float(2.0**-bits)
 
 
 def scale(w_K: FloatArray) -> float:

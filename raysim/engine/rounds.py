@@ -5,7 +5,6 @@ No client's update reaches the driver. What a dead worker held is trained again,
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,18 @@ import ray
 from raysim.core.errors import ClientError, DivergenceError
 from raysim.core.records import ClientReport, ClientTask, FloatArray, IntArray
 from raysim.engine import slices
-from raysim.engine.collect import Part, collect, joined
-from raysim.engine.messages import Failure, PartialSum, SumWeights
+from raysim.engine.calls import Question, Ref, WorkerActor
+from raysim.engine.collect import StoredSum, collect
+from raysim.engine.messages import ClientState, Failure, PartialSum, SumWeights
 from raysim.engine.pool import Pool
-from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, scale, total
+from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, add_sums, from_units, scale
 from raysim.engine.schedule import Item
 from raysim.engine.traffic import Traffic
 
 SUMMED = -1
 """Owner of an update that is in a sum which no worker's death takes away: it is in the object store, or was fetched."""
+Asking = Callable[[list[int]], Question]
+"""(client ids) -> the question for the worker that holds their updates."""
 
 
 class Round:
@@ -36,7 +38,7 @@ class Round:
         self,
         pool: Pool,
         number: int,
-        state_ref: Any,
+        state_ref: Ref,
         tasks: Sequence[ClientTask],
         sum_weights: Mapping[int, SumWeights] | None,
         parameters: int,
@@ -46,19 +48,20 @@ class Round:
 
         sum_weights: each client's weights in the sums, for rules whose weights do not depend on updates.
         """
-        self.parameters = parameters
-        self.pool, self.number, self.state_ref = pool, number, state_ref
-        known = sum_weights or {}
-        self.scale = scale(np.array([w.update for w in known.values()])) if known else 1.0
-        self.sum_weights = None if sum_weights is None else self._scaled(sum_weights, self.scale)
-        self.drop_failures = drop_failures
+        self.pool = pool
+        self.number = number
+        self.state_ref = state_ref
         self.tasks = {task.client: task for task in tasks}
+        self.scale = scale(np.array([w.update for w in sum_weights.values()])) if sum_weights else 1.0
+        self.sum_weights = None if sum_weights is None else self._scaled(sum_weights, self.scale)
+        self.parameters = parameters
+        self.drop_failures = drop_failures
         self.owner: dict[int, int] = {}
-        self.states: dict[int, dict[str, Any]] = {}
+        self.states: dict[int, ClientState] = {}
         self.dropped: dict[int, Failure] = {}
         self.traffic = Traffic(pool.here)
         self._reports: dict[int, ClientReport] = {}
-        self._parts: list[Part] = []
+        self._stored: list[StoredSum] = []
         self._sums: list[PartialSum] = []
 
     def train(self) -> None:
@@ -70,6 +73,7 @@ class Round:
 
     @property
     def reports(self) -> list[ClientReport]:
+        """One report of each client that trained, in order of client id."""
         return [self._reports[k] for k in sorted(self._reports)]
 
     @property
@@ -78,25 +82,35 @@ class Round:
         return sorted(self._reports)
 
     def _train(self, clients: Sequence[int]) -> None:
-        def submit(actor: Any, tasks: list[ClientTask], method: str = "train") -> Any:
-            sum_weights = None if self.sum_weights is None else [self.sum_weights[t.client] for t in tasks]
-            return getattr(actor, method).remote(self.number, self.state_ref, tasks, sum_weights)
+        def submit(actor: WorkerActor, tasks: list[ClientTask]) -> Ref:
+            return actor.train.remote(self.number, self.state_ref, tasks, self._weights_of(tasks))
 
-        last = None if self.sum_weights is None else partial(submit, method="train_and_sum")
-        for worker, items, answer in self.pool.map(
-            map(self._item, clients), submit, self._lost, last=last, kind="train"
-        ):
+        def submit_last(actor: WorkerActor, tasks: list[ClientTask]) -> list[Ref]:
+            return actor.train_and_sum.remote(self.number, self.state_ref, tasks, self._weights_of(tasks))
+
+        def take_back(actor: WorkerActor, tasks: list[ClientTask]) -> Ref:
+            return actor.give_back.remote(self.number, [task.client for task in tasks])
+
+        last = None if self.sum_weights is None else submit_last
+        items = [self._item(k) for k in clients]
+        done = self.pool.map(items, submit, self._lost, last=last, kind="train", take_back=take_back)
+        for worker, chunk, answer in done:
             answers, sum_ref = answer if isinstance(answer, tuple) else (answer, None)
-            for item, (outcome, state) in zip(items, answers, strict=True):
-                self._take(worker, item.payload, outcome, state)
+            for item, one in zip(chunk, answers, strict=True):
+                if one is not None:  # else another worker does it
+                    outcome, state = one
+                    self._take(worker, item.payload, outcome, state)
             if sum_ref is not None:
-                self._deliver(worker, sum_ref)
+                self._note_sum(worker, sum_ref)
 
-    def _deliver(self, worker: int, sum_ref: Any) -> None:
+    def _weights_of(self, tasks: Sequence[ClientTask]) -> list[SumWeights] | None:
+        return None if self.sum_weights is None else [self.sum_weights[task.client] for task in tasks]
+
+    def _note_sum(self, worker: int, sum_ref: Ref) -> None:
         """Note a worker's running sum over all that it trained since it last gave one."""
         clients = [k for k, owner in self.owner.items() if owner == worker]
         if clients:
-            self._parts.append(Part(clients, self.pool.node(worker), sum_ref))
+            self._stored.append(StoredSum(clients, self.pool.node(worker), sum_ref))
         self.owner.update(dict.fromkeys(clients, SUMMED))
 
     def _item(self, client: int) -> Item:
@@ -104,8 +118,9 @@ class Round:
         return Item(task, task.n_real + task.n_synthetic, f"client {client} in round {self.number}")
 
     def _take(
-        self, worker: int, task: ClientTask, outcome: ClientReport | Failure, state: dict[str, Any] | None
+        self, worker: int, task: ClientTask, outcome: ClientReport | Failure, state: ClientState | None
     ) -> None:
+        """Take what a worker answered about one client.  Raises for a failure, unless failures are dropped."""
         if isinstance(outcome, Failure):
             if not self.drop_failures:
                 raise (DivergenceError if outcome.diverged else ClientError)(task.client, self.number, outcome.cause)
@@ -124,10 +139,10 @@ class Round:
             del self.owner[k]
         return [self._item(k) for k in gone]
 
-    def _each(self, clients: Sequence[int], question: Any, sums: bool = False) -> list[tuple[str, list[int], Any]]:
+    def _each(self, clients: Sequence[int], asking: Asking, sums: bool = False) -> list[tuple[str, list[int], Any]]:
         """Ask the owners of these clients' updates; (node, clients, answer) of each, lost updates trained again first.
 
-        sums: the answer is a running sum, with which its owner gives these updates away.
+        sums: the answer is a running sum, after which its owner holds these updates no more.
         """
         answers: list[tuple[str, list[int], Any]] = []
         left = set(clients)
@@ -137,7 +152,7 @@ class Round:
             groups: dict[int, list[int]] = {}
             for k in sorted(left):
                 groups.setdefault(self.owner[k], []).append(k)
-            got, lost = self.pool.ask({worker: partial(question, ks) for worker, ks in groups.items()})
+            got, lost = self.pool.ask({worker: asking(ks) for worker, ks in groups.items()})
             for worker in lost:
                 self._lost(worker)
             for worker, answer in got.items():
@@ -158,7 +173,7 @@ class Round:
         ref = ray.put(vector_P)
         self.traffic.broadcast(vector_P.nbytes)
         found: dict[int, float] = {}
-        for _, clients, values in self._each(self.clients, lambda ks, actor, _: actor.dot.remote(ks, ref)):
+        for _, clients, values in self._each(self.clients, lambda ks: lambda actor: actor.dot.remote(ks, ref)):
             found.update(zip(clients, values, strict=True))
         return np.array([found[k] for k in self.clients])
 
@@ -175,37 +190,36 @@ class Round:
         """`fn` maps any slice of coordinates, K x p in float64, to p numbers; the slices' answers, joined: P."""
         return np.concatenate(self._by_slice(fn))
 
-    def _by_slice(self, fn: Callable[[FloatArray], FloatArray]) -> list[FloatArray]:
+    def _by_slice(self, fn: slices.SliceFunction) -> list[FloatArray]:
         """The answers of `fn` for all slices, in order; as many slices at a time as there are workers."""
         cuts = slices.slices(self.parameters, len(self.clients))
         at_once = max(1, len(self.pool.members))
         waves = (cuts[i : i + at_once] for i in range(0, len(cuts), at_once))
         return [answer for wave in waves for answer in self._wave(fn, wave)]
 
-    def _wave(self, fn: Callable[[FloatArray], FloatArray], wave: list[slices.Slice]) -> list[FloatArray]:
-        """A few slices; those of which a worker took a part to its grave are asked for again."""
+    def _wave(self, fn: slices.SliceFunction, wave: list[slices.Slice]) -> list[FloatArray]:
+        """The answers for a few slices; a slice of which rows were lost with a worker is asked for again."""
 
         def give_up(worker: int) -> list[Item]:
             self._lost(worker)  # what it held is trained again when it is next asked for
             return []
 
-        def submit(actor: Any, gathered: list[tuple[int, list[slices.Part]]]) -> Any:
-            return actor.answer.remote(fn, [parts for _, parts in gathered])
+        def submit(actor: WorkerActor, gathered: list[tuple[int, list[slices.StoredRows]]]) -> Ref:
+            return actor.answer.remote(fn, [stored for _, stored in gathered])
 
         found: dict[int, FloatArray] = {}
         while left := [i for i in range(len(wave)) if i not in found]:
-            wanted = [wave[i] for i in left]
-            shared = self._each(self.clients, lambda ks, actor, _, cut=wanted: actor.put_slices.remote(ks, cut))
+            stored = self._each(self.clients, _cutting([wave[i] for i in left]))
             items = []
             for n, i in enumerate(left):
                 name = f"coordinates {wave[i][0]} to {wave[i][1] - 1} in round {self.number}"
-                items.append(Item((i, [(clients, refs[n]) for _, clients, refs in shared]), 1.0, name))
+                items.append(Item((i, [(clients, refs[n]) for _, clients, refs in stored]), 1.0, name))
             for worker, done, answers in self.pool.map(items, submit, give_up):
                 for item, answer in zip(done, answers, strict=True):
                     if answer is not None:
                         i = item.payload[0]
                         found[i] = answer
-                        rows = [(node, len(clients)) for node, clients, _ in shared]
+                        rows = [(node, len(clients)) for node, clients, _ in stored]
                         self.traffic.gathered(self.pool.node(worker), rows, wave[i], answer)
         return [found[i] for i in range(len(wave))]
 
@@ -217,15 +231,15 @@ class Round:
         by = self.scale if self.sum_weights is not None else scale(w_K)
         scaled = self._scaled(sum_weights, by)
 
-        def question(clients: list[int], actor: Any, _: Any) -> Any:
-            return actor.partial_sum.remote(clients, [scaled[k] for k in clients])
+        def asking(clients: list[int]) -> Question:
+            return lambda actor: actor.partial_sum.remote(clients, [scaled[k] for k in clients])
 
-        whole = joined(self._all_sums(question))
+        whole = add_sums(self._all_sums(asking))
         return (
-            by * total([whole.params_P], PARAM_BITS),
-            total([whole.buffers_F], BUFFER_BITS),
+            by * from_units(whole.params_P, PARAM_BITS),
+            from_units(whole.buffers_F, BUFFER_BITS),
             whole.counters,
-            {name: total([vector], PARAM_BITS) for name, vector in whole.summed_vectors.items()},
+            {name: from_units(vector, PARAM_BITS) for name, vector in whole.summed_vectors.items()},
         )
 
     @staticmethod
@@ -233,20 +247,29 @@ class Round:
         """The weights over a power of two, so that the sum of updates stays in the range in which it is exact."""
         return {k: replace(w, update=w.update / by) for k, w in sum_weights.items()}
 
-    def _all_sums(self, question: Any) -> list[PartialSum]:
+    def _all_sums(self, asking: Asking) -> list[PartialSum]:
         """Sums that hold every client once; what is lost on the way is trained again."""
         streams = self.sum_weights is not None
         if not streams:
             self._sums = []
         left = [k for k in self.clients if self.owner.get(k) != SUMMED]
-        while left or self._parts:
-            for node, clients, (_, sum_ref) in self._each(left, question, sums=streams):
-                self._parts.append(Part(clients, node, sum_ref))
-            sums, lost = collect(self.pool, self._parts, self.parameters)
-            self._parts = []
-            self._sums += [self.traffic.reduced(node, part) for node, part in sums]
-            left = [k for part in lost for k in part.clients]
+        while left or self._stored:
+            for node, clients, (_, sum_ref) in self._each(left, asking, sums=streams):
+                self._stored.append(StoredSum(clients, node, sum_ref))
+            sums, lost = collect(self.pool, self._stored, self.parameters)
+            self._stored = []
+            self._sums += [self.traffic.reduced(node, partial_sum) for node, partial_sum in sums]
+            left = [k for stored in lost for k in stored.clients]
             if streams:
                 for k in left:
                     del self.owner[k]
         return self._sums
+
+
+def _cutting(wanted: list[slices.Slice]) -> Asking:
+    """Asks a worker to put slices of its clients' updates into the object store."""
+
+    def asking(clients: list[int]) -> Question:
+        return lambda actor: actor.put_slices.remote(clients, wanted)
+
+    return asking

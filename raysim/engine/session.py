@@ -19,19 +19,13 @@ from raysim.core.errors import RunError
 from raysim.core.signals import Interrupted
 from raysim.engine.cluster import place_on_cluster, room, survey
 from raysim.engine.join import join
-from raysim.engine.lean_ray import lean_ray
 from raysim.engine.liveness import lost_part
-from raysim.engine.placement import Placement, local_node, place
+from raysim.engine.placement import Placement, local_node, place, place_here
 from raysim.engine.pool import Pool
+from raysim.engine.ray_private import lean_environment, lean_ray
 
 START_ATTEMPTS = 2
 _PREFIX = "raysim-ray-"
-_RAY_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # no report to Ray's makers
-    "RAY_task_events_report_interval_ms": "0",  # no record of every call ever made, which would grow with the run
-    "RAY_enable_metrics_collection": "0",  # no measurements of Ray's own, which grow with time
-    "RAY_preload_python_modules": "torch",  # by worker processes as they start, before they know what they are for
-}
 _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 
 
@@ -81,10 +75,13 @@ def placement_before_start(resources: Resources) -> Placement | None:
         cluster = survey()
         if cluster.unknown:
             return None
-        return place([*cluster.nodes, *cluster.to_come], resources.workers, resources.gpus_per_worker)
+        everything = [*cluster.nodes, *cluster.to_come]
+        return place(
+            everything, resources.workers, resources.gpus_per_worker, threads=resources.threads_per_worker
+        )
     if not starts_here(resources):
         return None
-    return place([local_node()], resources.workers, resources.gpus_per_worker, more_than_cores=True)
+    return place_here(resources)
 
 
 class Session:
@@ -105,8 +102,7 @@ class Session:
         self._pool: Pool | None = None
 
     def __enter__(self) -> "Session":
-        for key, value in _RAY_ENVIRONMENT.items():
-            os.environ.setdefault(key, value)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no report to Ray's makers
         try:
             self.where = self._connect()
         except SystemExit as stop:  # how Ray answers SIGTERM while it starts
@@ -132,11 +128,14 @@ class Session:
         self._stack.close()
 
     def _start(self) -> None:
-        """Start Ray here; once more where the machine was too busy for the half minute that Ray allows itself."""
+        """Start Ray here; where that fails, once more without what Ray does not promise (`engine.ray_private`).
+
+        The second attempt helps, too, where the machine was too busy for the half minute that Ray allows itself.
+        """
         for attempt in range(1, START_ATTEMPTS + 1):
             with contextlib.ExitStack() as attempt_stack:
                 try:
-                    self._start_once(attempt_stack)
+                    self._start_once(attempt_stack, lean=attempt == 1)
                 except Exception as error:
                     if attempt < START_ATTEMPTS and not self._unwanted():
                         continue
@@ -146,18 +145,23 @@ class Session:
                 self._stack.push(attempt_stack.pop_all())
                 return
 
-    def _start_once(self, stack: contextlib.ExitStack) -> None:
+    def _start_once(self, stack: contextlib.ExitStack, lean: bool) -> None:
         _sweep()
         folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp")  # short: socket paths have a limit
         stack.callback(_remove, folder)
         stack.callback(_end_processes, folder)
         stack.callback(_shut_down)
-        here, workers = local_node(), self._resources.workers
-        with lean_ray():
+        here = local_node()
+        workers = self._resources.workers
+        cores = here.cpus if workers == "auto" else max(here.cpus, workers * self._resources.threads_per_worker)
+        with contextlib.ExitStack() as while_starting:
+            if lean:
+                while_starting.enter_context(lean_environment())
+                while_starting.enter_context(lean_ray())
             ray.init(
                 address="local",
                 include_dashboard=False,
-                num_cpus=here.cpus if workers == "auto" else max(here.cpus, workers),
+                num_cpus=cores,
                 object_store_memory=self._resources.object_store_bytes,
                 _temp_dir=folder,
                 **_QUIET,
@@ -166,7 +170,8 @@ class Session:
     def _join(self, address: str) -> str:
         source = "resources.address" if self._resources.address else "the environment variable RAY_ADDRESS"
         self._stack.callback(_shut_down)
-        context = join(address, source, _QUIET)
+        with lean_environment():
+            context = join(address, source, _QUIET)
         where = f"Ray cluster {context.address_info['gcs_address']} (from {source})"
         return f"{where}, its dashboard through ssh: ray dashboard CLUSTER_FILE" if context.dashboard_url else where
 

@@ -7,21 +7,22 @@ BLAS, so the answer has the same bits whoever gives it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import ray
 from ray.exceptions import ObjectLostError
 
 from raysim.core.records import Float32Array, FloatArray
+from raysim.engine.calls import Ref
 
 SLICE_BYTES = 32_000_000  # of float32, in the object store; twice that in the worker that gathers it
 BLOCK = 2048  # coordinates multiplied at a time, so that the products stay in the cache
 
 Slice = tuple[int, int]
-Part = tuple[Sequence[int], Any]
+StoredRows = tuple[Sequence[int], Ref]
 """Client ids, and a reference to their rows of a slice, float32, in that order."""
-Question = Callable[[FloatArray], FloatArray]
+SliceFunction = Callable[[FloatArray], FloatArray]
+"""(values of all clients in a slice: K x p, float64) -> numbers."""
 
 
 def slices(parameters: int, clients: int) -> list[Slice]:
@@ -30,20 +31,20 @@ def slices(parameters: int, clients: int) -> list[Slice]:
     return [(start, min(start + width, parameters)) for start in range(0, parameters, width)]
 
 
-def put_slices(rows_K: Iterable[Float32Array], wanted: Sequence[Slice]) -> list[Any]:
-    """Put these rows' part of each wanted slice into the object store; one reference a slice."""
+def put_slices(rows_K: Iterable[Float32Array], wanted: Sequence[Slice]) -> list[Ref]:
+    """Put each wanted slice of these rows into the object store; one reference a slice."""
     cut: list[list[Float32Array]] = [[] for _ in wanted]
     for row_P in rows_K:
-        for parts, (start, stop) in zip(cut, wanted, strict=True):
-            parts.append(row_P[start:stop])
-    return [ray.put(np.stack(parts)) for parts in cut]
+        for rows, (start, stop) in zip(cut, wanted, strict=True):
+            rows.append(row_P[start:stop])
+    return [ray.put(np.stack(rows)) for rows in cut]
 
 
-def answer(fn: Question, parts: Sequence[Part]) -> FloatArray | None:
-    """`fn` of one slice of all clients, K x p in float64; None if a part was lost with the worker that held it."""
+def answer(fn: SliceFunction, stored: Sequence[StoredRows]) -> FloatArray | None:
+    """`fn` of one slice of all clients, K x p in float64; None if rows were lost with the worker that held them."""
     rows: dict[int, Float32Array] = {}
     try:
-        for clients, ref in parts:
+        for clients, ref in stored:
             rows.update(zip(clients, ray.get(ref), strict=True))
     except ObjectLostError:
         return None

@@ -6,16 +6,15 @@ as the global model, goes to that node once. Reports and other scalars, and the 
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from raysim.core.records import ClientTask, FloatArray, ModelState
-from raysim.engine.messages import PartialSum
+from raysim.engine.messages import ClientState, PartialSum
 
 FLOAT32_BYTES = 4
 
 
 class Traffic:
-    """Of one round.  here: the driver's node."""
+    """The bytes of one round that cross from node to node.  here: the driver's node."""
 
     def __init__(self, here: str) -> None:
         self.here = here
@@ -23,24 +22,24 @@ class Traffic:
         self.bytes = Counter({"broadcast": 0, "reduced": 0})
         self._asked = 0
 
-    def trained(self, node: str, task: ClientTask, state: dict[str, Any] | None) -> None:
-        """A client was trained on a node: it needed the model there; its state went there, if it had one, and back."""
+    def trained(self, node: str, task: ClientTask, state: ClientState | None) -> None:
+        """Count a client that was trained on a node: the model goes there, its state there (if it had one) and back."""
         self.nodes |= {node} - {self.here}
         if state is not None:
             size = sum(array.nbytes for array in state.values())
             self._cross("states", node, size * (1 if task.state is None else 2))
 
     def broadcast(self, nbytes: int) -> None:
-        """Something besides the model was sent to all nodes that trained."""
+        """Count something besides the model that was sent to all nodes that trained."""
         self._asked += nbytes
 
-    def reduced(self, node: str, part: PartialSum) -> PartialSum:
-        """A partial sum was fetched from a node; gives it back."""
-        self._cross("reduced", node, _nbytes(part))
-        return part
+    def reduced(self, node: str, fetched: PartialSum) -> PartialSum:
+        """Count a partial sum that was fetched from a node; returns it."""
+        self._cross("reduced", node, _nbytes(fetched))
+        return fetched
 
     def gathered(self, node: str, rows: Sequence[tuple[str, int]], cut: tuple[int, int], answer: FloatArray) -> None:
-        """A worker on `node` gathered a slice of updates from (node, how many clients), and answered the driver."""
+        """Count a slice that a worker on `node` gathered from (node, how many clients), and its answer."""
         width = cut[1] - cut[0]
         for source, clients in rows:
             self.bytes["slices"] += FLOAT32_BYTES * clients * width if source != node else 0
@@ -56,6 +55,6 @@ class Traffic:
 
 
 def _nbytes(of: ModelState | PartialSum) -> int:
-    """Size of its arrays."""
+    """The bytes of all arrays of a model or a sum."""
     vectors = of.broadcast_vectors if isinstance(of, ModelState) else of.summed_vectors
     return sum(array.nbytes for array in (of.params_P, of.buffers_F, of.counters, *vectors.values()))

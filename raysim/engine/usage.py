@@ -4,11 +4,10 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 
 class Usage:
-    """Of the workers of a pool, during one run.
+    """Seconds that each worker of a pool was busy and idle in the rounds of one run.
 
     A worker is busy from when a call reaches it until its answer is seen here: with loading and summing, and with the
     messages, which take a millisecond.  waited_s: seconds that the driver spent waiting for answers.
@@ -51,8 +50,8 @@ class Usage:
         self.begin_round()
         return sum(idle_s) / max(1, len(idle_s))
 
-    def workers(self) -> list[dict[str, Any]]:
-        """For each worker that took part: its number, busy seconds, and the share of the rounds' time it was idle."""
+    def workers(self) -> list[dict[str, float]]:
+        """Each worker that took part: its number, busy seconds, and the fraction of the rounds' time it was idle."""
         return [
             {"worker": id_, "busy_s": round(self._busy_s[id_], 3), "idle_frac": round(1 - self._busy_s[id_] / there, 4)}
             for id_, there in sorted(self._there_s.items())

@@ -3,9 +3,11 @@
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import ray
+from ray.exceptions import ObjectLostError
 
 from raysim.config.plugin_guard import ask_generator, blaming
 from raysim.core.errors import RunError
@@ -19,8 +21,10 @@ from raysim.core.records import (
     ModelState,
     Partition,
 )
-from raysim.engine import collect, slices
-from raysim.engine.messages import Failure, PartialSum, Plugin, SumWeights, WorkerSetup
+from raysim.engine import slices
+from raysim.engine.calls import Ref
+from raysim.engine.claims import Claims
+from raysim.engine.messages import ClientState, Failure, PartialSum, Plugin, SumWeights, WorkerSetup
 from raysim.engine.versions import check_versions
 
 if TYPE_CHECKING:
@@ -31,8 +35,10 @@ if TYPE_CHECKING:
     from raysim.engine.reduce import UpdateSums
     from raysim.evaluation.accuracy import ChunkResult
 
-Answer = tuple[ClientReport | Failure, dict[str, Any] | None]
+Answer = tuple[ClientReport | Failure, ClientState | None]
 """A client's report or failure, and its new state where the algorithm keeps one."""
+Update = dict[str, "torch.Tensor"]
+"""What a client sends: its delta, buffers, counters and summed vectors, by name."""
 
 
 class Worker:
@@ -50,29 +56,38 @@ class Worker:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
         self.device = device
-        self.generator: tuple[Plugin[ImageGenerator], ImageGenerator] | None = None
+        self.threads = threads
+        self.claims = Claims()
+        self.generator: tuple[Plugin[ImageGenerator], ImageGenerator] | None = None  # and what it was built from
 
     def where(self) -> tuple[str, str]:
         """The address of this worker's node, and Ray's name of the node."""
-        return ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
+        address: str = ray.util.get_node_ip_address()
+        return address, ray.get_runtime_context().get_node_id()
 
     def configure(self, setup: WorkerSetup, dataset: Dataset, partition: Partition) -> tuple[str, str]:
         """Build the model and take hold of the shared data; answers as `where`.
 
         Raises UserError, naming this node, where its versions differ from the driver's.
         """
+        import torch
+
         from raysim.engine.client_runner import ClientRunner
 
+        torch.set_num_threads(self.threads)  # Ray calls methods in another thread than the constructor
         where = self.where()
         check_versions(setup.versions, where[0])
-        self.setup, self.dataset = setup, dataset
+        self.setup = setup
+        self.dataset = dataset
+        self.claims = Claims()
         self.local = ClientRunner(setup, dataset, partition, self.device)
         self._forget(-1)
         return where
 
     def _forget(self, round_: int) -> None:
+        """Drop the updates of an earlier round."""
         self.round = round_
-        self.updates: dict[int, Any] = {}
+        self.updates: dict[int, Update | Ref] = {}
         self.update_bytes = 0
         self.running: UpdateSums | None = None
 
@@ -80,15 +95,18 @@ class Worker:
 
     def train(
         self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], sum_weights: Sequence[SumWeights] | None
-    ) -> list[Answer]:
-        """Train clients; keep their updates, or add them to a running sum if `sum_weights` are known."""
+    ) -> list[Answer | None]:
+        """Train clients; keep their updates, or add them to a running sum if `sum_weights` are known.
+
+        Answers in the order of `tasks`, with None for a client that was given back meanwhile.
+        """
         from raysim.engine.reduce import UpdateSums
 
         if round_ != self.round:
             self._forget(round_)
         self.local.start_from(round_, state)
         answers: dict[int, Answer] = {}
-        for i, trained in self.local.train(tasks):
+        for i, trained in self.local.train(tasks, partial(self.claims.begin, round_)):
             if isinstance(trained, Failure):
                 answers[i] = trained, None
                 continue
@@ -99,16 +117,24 @@ class Worker:
                 self.running = self.running or UpdateSums(update)
                 self.running.add(update, sum_weights[i])
             answers[i] = report, client_state
-        return [answers[i] for i in range(len(tasks))]
+        return [answers.get(i) for i in range(len(tasks))]
+
+    @ray.method(concurrency_group="control")
+    def give_back(self, round_: int, clients: Sequence[int]) -> list[bool]:
+        """For each of these clients, which are to be trained here: whether it has not begun and is left to others.
+
+        Answers while another call runs, in a thread of its own.
+        """
+        return self.claims.give_back(round_, clients)
 
     @ray.method(num_returns=2)
     def train_and_sum(
         self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], sum_weights: Sequence[SumWeights]
-    ) -> tuple[list[Answer], PartialSum | None]:
+    ) -> tuple[list[Answer | None], PartialSum | None]:
         """`train`, and give the running sum as an object of its own; it then begins anew."""
         return self.train(round_, state, tasks, sum_weights), self._give_running_sum()
 
-    def _keep(self, client: int, update: dict[str, "torch.Tensor"]) -> None:
+    def _keep(self, client: int, update: Update) -> None:
         size = sum(t.numel() * t.element_size() for t in update.values())
         if self.update_bytes + size > self.setup.update_bytes_limit:
             self.updates[client] = ray.put({name: t.cpu().numpy() for name, t in update.items()})
@@ -116,7 +142,7 @@ class Worker:
             self.updates[client] = update
             self.update_bytes += size
 
-    def _update_of(self, client: int) -> dict[str, "torch.Tensor"]:
+    def _update_of(self, client: int) -> Update:
         from raysim.engine.client_runner import tensors
 
         update = self.updates[client]
@@ -131,17 +157,19 @@ class Worker:
         v_P = torch.from_numpy(vector_P.copy()).to(self.device)
         return [float(self._update_of(k)["delta"].to(torch.float64) @ v_P) for k in clients]
 
-    def put_slices(self, clients: Sequence[int], wanted: Sequence[slices.Slice]) -> list[Any]:
+    def put_slices(self, clients: Sequence[int], wanted: Sequence[slices.Slice]) -> list[Ref]:
         """Put slices of these clients' updates where every worker can read them; one reference a slice."""
         return slices.put_slices((self._update_of(k)["delta"].cpu().numpy() for k in clients), wanted)
 
-    def answer(self, fn: slices.Question, gathered: Sequence[Sequence[slices.Part]]) -> list[FloatArray | None]:
-        """`fn` of each of these slices of all clients' updates; None for one of which a part is lost."""
-        return [slices.answer(fn, collect) for collect in gathered]
+    def answer(
+        self, fn: slices.SliceFunction, gathered: Sequence[Sequence[slices.StoredRows]]
+    ) -> list[FloatArray | None]:
+        """`fn` of each of these slices of all clients' updates; None for one of which some rows are lost."""
+        return [slices.answer(fn, stored) for stored in gathered]
 
     @ray.method(num_returns=2)
     def partial_sum(self, clients: Sequence[int], sum_weights: Sequence[SumWeights]) -> tuple[None, PartialSum]:
-        """This worker's part of the sums over the given clients, all of which it trained in this round.
+        """This worker's sums over the given clients, all of which it trained in this round.
 
         An object of its own beside the answer, as in `train_and_sum`, so that it stays here until it is fetched.
         """
@@ -155,12 +183,18 @@ class Worker:
             sums.add(self._update_of(k), weights)
         return None, sums.result()
 
-    def add(self, refs: Sequence[Any]) -> PartialSum | None:
+    def add(self, refs: Sequence[Ref]) -> PartialSum | None:
         """The sum of partial sums of this node's workers; None if one is lost."""
-        return collect.add(refs)
+        from raysim.engine.reduce import add_sums
+
+        try:
+            return add_sums(ray.get(list(refs)))
+        except ObjectLostError:
+            return None
 
     def _give_running_sum(self) -> PartialSum | None:
-        sums, self.running = self.running, None
+        sums = self.running
+        self.running = None
         return None if sums is None else sums.result()
 
     # Evaluation and generation
@@ -181,7 +215,8 @@ class Worker:
         """Accuracy of each class after each of these clients has trained the global model on its own samples."""
         from raysim.evaluation.fine_tuning import fine_tune, fine_tuned_accuracy
 
-        local, answers = self.local, []
+        local = self.local
+        answers: list[FloatArray] = []
         local.start_from(round_, state)
         for task, counts_C in zip(tasks, counts_KC, strict=True):
             data, _ = local.load(task)

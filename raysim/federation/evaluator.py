@@ -69,7 +69,7 @@ class Evaluator:
 
         found = {
             item.payload.client: per_client.by_client(counts_KC[[item.payload.client]], accuracy_C)[0]
-            for _, done, answer in self.pool.map(items, submit)
+            for _, done, answer in self.pool.map(items, submit, kind="fine_tune")
             for item, accuracy_C in zip(done, answer, strict=True)
         }
         clients = sorted(found)

@@ -154,7 +154,7 @@ def _generate(
 
     done = 0
     try:
-        for _, chunk, answer in pool.map(items, submit, largest=1):
+        for _, chunk, answer in pool.map(items, submit, largest=1, kind="generate"):
             rows = np.concatenate([item.payload for item in chunk])
             keeper.take(rows, answer)
             done += len(rows)

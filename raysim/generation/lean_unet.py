@@ -1,8 +1,9 @@
-"""diffusers' UNet2DModel without the models beside it: 0.5 s of CPU time to import, where all it asks for takes 3.
+"""diffusers' UNet2DModel without the models beside it, for every worker imports it, also one that replaces a lost one.
 
-Every worker imports it, also one that takes the place of a lost one. Two of the packages on the way import every
-model that they hold, and `torch._dynamo`, half of the time, only marks functions for a compiler that is not used here.
-Neither is loaded on this way in. A version of diffusers that is laid out differently is imported in full, only slower.
+A package on the way imports every model that it holds (2.5 s of CPU time), and `torch._dynamo` (1.6 s) only marks
+functions for a compiler that is not used here. Without both the import after torch takes 0.6 s instead of 3.5 (medians
+of three by benchmarks/private_parts.py). A diffusers or torch that is laid out differently is imported in full, by its
+public name, only slower.
 """
 
 import contextlib
@@ -15,27 +16,32 @@ from types import ModuleType
 from typing import Any
 
 _MODULE = "diffusers.models.unets.unet_2d"
-_PACKAGES = ("models.transformers", "models.unets")
-_COMPILER = "torch._dynamo"
+PARTS = ("diffusers.models.transformers", "torch._dynamo")
+"""What is not loaded: a package of diffusers, of which only the modules asked for are, and torch's compiler."""
 
 
 def unet_class() -> Any:
     """`diffusers.UNet2DModel`: the same class, however and whenever else it is imported."""
     if _MODULE not in sys.modules:
-        with contextlib.suppress(ImportError, RuntimeError), _bare_packages():
+        with contextlib.suppress(Exception), _without_parts():  # whatever fails here is imported in full below
             importlib.import_module(_MODULE)
-    return importlib.import_module(_MODULE).UNet2DModel
+    module = sys.modules.get(_MODULE)
+    return importlib.import_module("diffusers").UNet2DModel if module is None else module.UNet2DModel
 
 
 @contextlib.contextmanager
-def _bare_packages() -> Iterator[None]:
-    """While this is entered, the packages load only the modules that are asked for, and the compiler is not found."""
+def _without_parts() -> Iterator[None]:
+    """While this is entered, the package loads only the modules that are asked for, and the compiler is not found."""
     found = importlib.util.find_spec("diffusers")
-    root = Path((found and found.origin) or "").parent
-    instead: dict[str, ModuleType | None] = {_COMPILER: None}
-    for package in _PACKAGES:
-        bare = instead[f"diffusers.{package}"] = ModuleType(f"diffusers.{package}")
-        bare.__path__ = [str(root.joinpath(*package.split(".")))]
+    root = Path((found and found.origin) or "").parent.parent
+    instead: dict[str, ModuleType | None] = {}
+    for part in PARTS:
+        if part.startswith("diffusers."):
+            bare = ModuleType(part)
+            bare.__path__ = [str(root.joinpath(*part.split(".")))]
+            instead[part] = bare
+        else:
+            instead[part] = None
     instead = {name: module for name, module in instead.items() if name not in sys.modules}
     sys.modules.update(instead)  # type: ignore[arg-type]
     try:

@@ -118,7 +118,7 @@ def test_a_ray_that_does_not_start_is_tried_again_unless_the_run_is_over(
 ):
     attempts: list[int] = []
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         attempts.append(1)
         raise RuntimeError("its processes were ended")
 

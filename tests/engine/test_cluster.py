@@ -189,7 +189,7 @@ def test_a_worker_that_is_lost_where_there_is_no_room_any_more_is_not_replaced(
                 pool._wait()
             pool._room = lambda: 1
             pool.wanted = 1
-            ray.kill(next(m.actor for m in pool.members.values() if m.calls))
+            ray.kill(next(m.actor for m in pool.members.values() if m.chunks))
     assert sorted(done) == list(range(40))
     assert (pool.lost, len(pool.members)) == (1, 1)
     assert any(text.startswith("a worker on 10.0.0.9 is lost, its work is done again: its worker") for text in said)

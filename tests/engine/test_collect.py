@@ -8,7 +8,7 @@ import ray
 
 from raysim import Result
 from raysim.engine import rounds
-from raysim.engine.collect import INLINE_BYTES, Part
+from raysim.engine.collect import INLINE_BYTES, StoredSum
 from raysim.engine.pool import Pool
 from raysim.engine.rounds import Round
 
@@ -44,21 +44,21 @@ def large(small: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def disturbed(monkeypatch: pytest.MonkeyPatch, disturb: Callable[[Pool, list[Part]], None]) -> None:
+def disturbed(monkeypatch: pytest.MonkeyPatch, disturb: Callable[[Pool, list[StoredSum]], None]) -> None:
     """Let `disturb` happen once, when all partial sums of round 1 are made and none is fetched."""
     collect, done = rounds.collect, []
 
-    def watched(pool: Pool, parts: list[Part], parameters: int) -> Any:
+    def watched(pool: Pool, stored: list[StoredSum], parameters: int) -> Any:
         if not done:
             done.append(True)
-            disturb(pool, parts)
-        return collect(pool, parts, parameters)
+            disturb(pool, stored)
+        return collect(pool, stored, parameters)
 
     monkeypatch.setattr(rounds, "collect", watched)
 
 
-def lose(parts: list[Part], lost: list[int]) -> None:
-    """Put in place of these parts' objects one that is gone: its owner is dead."""
+def lose(stored: list[StoredSum], lost: list[int]) -> None:
+    """Put in place of these sums' objects one that is gone: its owner is dead."""
 
     class Owner:
         def put(self) -> list[Any]:
@@ -71,24 +71,24 @@ def lose(parts: list[Part], lost: list[int]) -> None:
         while True:
             ray.get(ref)
     for i in lost:
-        parts[i] = Part(parts[i].clients, parts[i].node, ref)
+        stored[i] = StoredSum(stored[i].clients, stored[i].node, ref)
 
 
-def kill_the_makers(pool: Pool, parts: list[Part]) -> None:
+def kill_the_makers(pool: Pool, stored: list[StoredSum]) -> None:
     """Of one node, whose sums stay where they are; another worker, or the driver, takes them up."""
-    ours = [id_ for id_ in pool.members if pool.node(id_) == parts[0].node]
+    ours = [id_ for id_ in pool.members if pool.node(id_) == stored[0].node]
     for id_ in ours:
         ray.kill(pool.members[id_].actor)
 
 
-def lose_the_sums(pool: Pool, parts: list[Part]) -> None:
+def lose_the_sums(pool: Pool, stored: list[StoredSum]) -> None:
     """Of one node, as when it loses its power."""
-    lose(parts, [i for i, part in enumerate(parts) if part.node == parts[0].node])
+    lose(stored, [i for i, one in enumerate(stored) if one.node == stored[0].node])
 
 
-def one_of(pool: Pool, parts: list[Part]) -> None:
+def one_of(pool: Pool, stored: list[StoredSum]) -> None:
     """A single sum is lost, so that the others of its node cannot be added."""
-    lose(parts, [0])
+    lose(stored, [0])
 
 
 def outcome(result: Result) -> tuple[str, list[float]]:

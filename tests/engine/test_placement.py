@@ -16,9 +16,61 @@ def test_fractions_pack_within_a_gpu_never_across():
         place(TWO_GPUS, 5, 0.4)
 
 
-@pytest.mark.parametrize(("share", "fit"), [(1.0, 2), (0.5, 4), (1 / 3, 6), (0.1, 20), (2.0, 1)])
-def test_auto_fills_the_gpus(share: float, fit: int):
-    assert place(TWO_GPUS, "auto", share).workers == fit
+@pytest.mark.parametrize(("fraction", "fit"), [(1.0, 2), (0.5, 4), (1 / 3, 6), (1 / 6, 12), (0.1, 20), (2.0, 1)])
+def test_auto_fills_the_gpus(fraction: float, fit: int):
+    """Where there are cores enough."""
+    assert place([Node("here", 32, 2)], "auto", fraction).workers == fit
+
+
+def test_auto_takes_no_more_workers_with_a_gpu_than_there_are_cores_and_memory_for():
+    """floor(1 / 0.0375) = 26 on a GPU, but 2 cores hold 2; 16 cores hold 16; 6 GB hold 6 / 1.5 = 4."""
+    assert place([Node("n", 2, 1)], "auto", 0.0375).workers == 2
+    assert place([Node("n", 16, 1)], "auto", 0.0375).workers == 16
+    assert place([Node("n", 32, 1)], "auto", 0.0375).workers == 26
+    assert place([Node("n", 16, 1, memory_bytes=6_000_000_000)], "auto", 0.0375).workers == 4
+    with pytest.raises(UserError, match=r"no node has 1\.5 GB of memory for a worker with a GPU"):
+        place([Node("n", 16, 1, memory_bytes=1_000_000_000)], "auto", 1.0)
+
+
+def test_workers_with_a_gpu_beyond_the_cores_need_to_be_allowed():
+    """20 fit on the two GPUs, 16 on the cores."""
+    with pytest.raises(UserError, match=r"workers = 20 .*room for 20, but each worker takes a CPU core too, so 16 fit"):
+        place(TWO_GPUS, 20, 0.1)
+    assert place(TWO_GPUS, 20, 0.1, more_than_cores=True).workers == 20
+    small = [Node("here", 2, 1, memory_bytes=16_000_000_000)]
+    said = r"workers = 20: .*1\.5 GB.* take 30 GB, and there are 16 GB.*at most 10; .* 2,"
+    with pytest.raises(UserError, match=said):
+        place(small, 20, 0.05, more_than_cores=True)
+
+
+@pytest.mark.parametrize(("threads", "fit"), [(1, 16), (7, 2), (8, 2), (9, 1), (16, 1)])
+def test_a_worker_takes_as_many_cores_as_it_has_threads(threads: int, fit: int):
+    """floor(16 / threads), with or without a GPU."""
+    assert place([Node("here", 16, 0)], "auto", 0, threads=threads).workers == fit
+    assert place([Node("here", 16, 1)], "auto", 0.01, threads=threads).workers == fit
+
+
+def test_more_threads_than_any_node_has_cores_are_refused_unless_workers_are_asked_for_by_number():
+    for nodes in (NO_GPU, [Node("here", 4, 1)]):
+        with pytest.raises(UserError, match=r"threads_per_worker = 7: no node has that many.*at most 4"):
+            place(nodes, "auto", "auto", more_than_cores=True, threads=7)
+    assert place(NO_GPU, 1, 0, more_than_cores=True, threads=7).workers == 1
+    with pytest.raises(UserError, match=r"workers = 2: each worker takes 3 CPU cores \(resources.threads.*at most 1"):
+        place(NO_GPU, 2, 0, threads=3)
+
+
+@pytest.mark.parametrize("fraction", [0.00001, 0.000099])
+def test_a_share_that_ray_cannot_count_is_refused(fraction: float):
+    with pytest.raises(UserError, match=r"gpus_per_worker = .*Ray counts a GPU in units of 0\.0001; give at least"):
+        place(TWO_GPUS, "auto", fraction)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "fraction"), [(2, 3, 0.5), (2, 5, 0.3333), (1, 6, 0.1666), (4, 4, 1.0), (4, 3, 1.0)]
+)
+def test_auto_share_finds_the_largest_that_has_room_for_the_workers(gpus: int, workers: int, fraction: float):
+    """3 on 2 GPUs: 2 on one and 1 on the other.  1/6 is 0.1666 of Ray's units: six times 0.1667 would be 1.0002."""
+    assert place([Node("here", 16, gpus)], workers, "auto") == Placement(workers, fraction)
 
 
 def test_whole_gpus_come_from_one_node():

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, ExactSum, limit, scale, total, within
+from raysim.engine.messages import PartialSum
+from raysim.engine.reduce import BUFFER_BITS, PARAM_BITS, ExactSum, add_sums, from_units, limit, scale, within
 
 
 def add_all(values: list[np.ndarray], weights: list[float], bits: int = PARAM_BITS) -> np.ndarray:
@@ -16,10 +17,15 @@ def add_all(values: list[np.ndarray], weights: list[float], bits: int = PARAM_BI
     return running.units.numpy()
 
 
+def joined(sums: list[np.ndarray]) -> np.ndarray:
+    none = np.zeros(0)
+    return add_sums([PartialSum(units, none, np.zeros(1, np.int64), {}) for units in sums]).params_P
+
+
 def test_a_weighted_sum_of_two_numbers():
     """0.25 * 3 + 0.75 * -1 = 0, 0.25 * 1 + 0.75 * 2 = 1.75; all of it exact in binary."""
     units = add_all([np.array([3.0, 1.0], np.float32), np.array([-1.0, 2.0], np.float32)], [0.25, 0.75])
-    assert total([units], PARAM_BITS).tolist() == [0.0, 1.75]
+    assert from_units(units, PARAM_BITS).tolist() == [0.0, 1.75]
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 12), st.integers(1, 5))
@@ -28,15 +34,15 @@ def test_any_order_and_grouping_gives_the_same_bits(seed: int, clients: int, gro
     rng = np.random.default_rng(seed)
     values = [(rng.normal(size=40) * 10.0 ** rng.integers(-6, 3)).astype(np.float32) for _ in range(clients)]
     w = rng.dirichlet(np.ones(clients))
-    whole = total([add_all(values, w.tolist())], PARAM_BITS)
+    whole = from_units(add_all(values, w.tolist()), PARAM_BITS)
     order = rng.permutation(clients)
     owner = rng.integers(0, groups, clients)
-    parts = [
+    sums = [
         add_all([values[k] for k in order if owner[k] == g], [w[k] for k in order if owner[k] == g])
         for g in range(groups)
         if (owner == g).any()
     ]
-    assert total(parts, PARAM_BITS).tobytes() == whole.tobytes()
+    assert from_units(joined(sums), PARAM_BITS).tobytes() == whole.tobytes()
 
 
 def test_the_error_is_at_most_half_a_grid_step_a_client():
@@ -44,7 +50,8 @@ def test_the_error_is_at_most_half_a_grid_step_a_client():
     values = [rng.normal(size=100).astype(np.float32) for _ in range(50)]
     w = rng.dirichlet(np.ones(50))
     exact = sum(np.longdouble(wk) * v.astype(np.longdouble) for wk, v in zip(w, values, strict=True))
-    assert np.abs(total([add_all(values, w.tolist())], PARAM_BITS) - exact).max() <= 50 * 2.0**-PARAM_BITS / 2 + 1e-18
+    found = from_units(add_all(values, w.tolist()), PARAM_BITS)
+    assert np.abs(found - exact).max() <= 50 * 2.0**-PARAM_BITS / 2 + 1e-18
 
 
 @pytest.mark.parametrize("bits", [PARAM_BITS, BUFFER_BITS])
@@ -53,7 +60,7 @@ def test_the_largest_allowed_values_do_not_overflow(bits: int):
     largest = np.array([limit(bits), -limit(bits)], np.float32)
     units = add_all([largest] * 4, [1.0] * 4, bits)
     assert np.abs(units).max() == 2.0**52
-    assert total([units], bits).tolist() == [4 * limit(bits), -4 * limit(bits)]
+    assert from_units(units, bits).tolist() == [4 * limit(bits), -4 * limit(bits)]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1025.0, -1e30])

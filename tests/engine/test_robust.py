@@ -80,11 +80,11 @@ def test_a_worker_that_dies_between_training_and_aggregation_changes_nothing(
             killed.append(min(self.owner.values()))
             ray.kill(self.pool.members[killed[0]].actor)
 
-    def disturbed_each(self: Round, clients: Any, question: Any, sums: bool = False) -> Any:
-        slices_wanted = "_wave" in question.__qualname__
+    def disturbed_each(self: Round, clients: Any, asking: Any, sums: bool = False) -> Any:
+        slices_wanted = "_cutting" in asking.__qualname__
         if slices_wanted and moment == "before they are asked":
             kill_one(self)
-        answers = each(self, clients, question, sums)
+        answers = each(self, clients, asking, sums)
         if slices_wanted and moment == "with slices in the object store":
             kill_one(self)
         return answers

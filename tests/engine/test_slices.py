@@ -57,7 +57,7 @@ class TwoDeaths(OneNode):
         self.home = {1: 0, 2: 0, 3: 1}
         self.held: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
 
-    def map(self, items, submit, on_lost, last=None, kind=""):
+    def map(self, items, submit, on_lost, last=None, kind="", take_back=None):
         for item in items:
             k, worker = item.payload.client, self.home[item.payload.client]
             self.held[worker].add(k)
@@ -107,7 +107,7 @@ class LosesSlicesOnce(OneNode):
     def __init__(self) -> None:
         self.lost: set[int] = set()
 
-    def map(self, items, submit, on_lost, last=None, kind=""):
+    def map(self, items, submit, on_lost, last=None, kind="", take_back=None):
         for item in items:
             if isinstance(item.payload, ClientTask):
                 yield 0, [item], [(ClientReport(item.payload.client, 1, 0, 1, 1.0, 0.0, 1.0, 0.0), None)]
@@ -121,7 +121,7 @@ class LosesSlicesOnce(OneNode):
     def ask(self, questions):
         put_slices = SimpleNamespace(remote=lambda _, wanted: [start for start, _ in wanted])
         actor = SimpleNamespace(put_slices=put_slices)
-        return {worker: question(actor, []) for worker, question in questions.items()}, []
+        return {worker: question(actor) for worker, question in questions.items()}, []
 
 
 def test_lost_slices_are_asked_for_again_until_all_are_answered(monkeypatch: pytest.MonkeyPatch):

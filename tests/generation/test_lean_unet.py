@@ -27,7 +27,17 @@ def test_a_diffusers_that_is_laid_out_differently_is_imported_in_full():
     printed = python("""
 import sys
 from raysim.generation import lean_unet
-lean_unet._PACKAGES = ("models.unets", "models.attention")
+lean_unet.PARTS = ("diffusers.models.unets", "diffusers.models.attention", "torch._dynamo")
 print(lean_unet.unet_class().__name__, "torch._dynamo" in sys.modules)
 """)
     assert printed.split() == ["UNet2DModel", "True"]
+
+
+def test_a_diffusers_that_has_moved_the_network_is_asked_by_its_public_name():
+    printed = python("""
+import sys
+from raysim.generation import lean_unet
+lean_unet._MODULE = "diffusers.models.elsewhere"
+print(lean_unet.unet_class().__name__)
+""")
+    assert printed.split() == ["UNet2DModel"]

@@ -57,9 +57,9 @@ def measure(config: Config, dataset: Dataset) -> Speed:
 def _timed(config: Config, dataset: Dataset) -> Speed:
     import torch
 
-    from raysim.engine.placement import local_node, place
+    from raysim.engine.placement import place_here
 
-    placement = place([local_node()], config.resources.workers, config.resources.gpus_per_worker, more_than_cores=True)
+    placement = place_here(config.resources)
     name, device, params = config.generator.name, placement.device, dict(config.generator.params)
     batch = SMALL_BATCH
     if device == "cpu" and isinstance(params.get("batch_size"), int):

@@ -1,0 +1,155 @@
+"""Every use of a part of Ray that Ray does not promise to keep: what for, and what happens without it.
+
+A Ray that has moved or lost a name is used without it. Where Ray does not start with what is replaced or set here,
+`engine.session` starts it once more without. How many seconds each saves: benchmarks/private_parts.py.
+
+Replaced while Ray starts (`REPLACED`):
+- processes: Node.start_monitor, start_log_monitor and start_api_server start nothing: no autoscaler, no collector of
+  log lines, no dashboard.
+- agent: utils.get_dashboard_dependency_error says that there is no dashboard, so that the agent of the node, for which
+  Ray waits, is a small one.
+- signals: ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER leaves SIGTERM to the driver. Without it Ray's handler
+  prints a stack and ends the process after 3 s, whether the run is wound up or not.
+Set in the environment while Ray starts (`ENVIRONMENT`):
+- RAY_preload_python_modules: processes of workers load torch before they know what they are for.
+- RAY_task_events_report_interval_ms and RAY_enable_metrics_collection: no record of every call ever made and no
+  statistics of Ray's own. They save memory that would grow with the run, no seconds.
+Asked:
+- worker._global_node: which process of Ray has died. Without it Ray ends the driver without a word.
+- services.canonicalize_bootstrap_address_or_die, the call NodeInfoGcsService/CheckAlive, authentication_token_setup:
+  that a cluster does not answer, or wants a token, is found out within 10 s; Ray itself tries for minutes.
+Relied on elsewhere, where only a message or a wait gets worse without: the resource node:__internal_head__ and the file
+ray_bootstrap_config.yaml (engine.cluster), the words of the error of an actor that cannot start (engine.failures), the
+folder of `ray job submit` (core.persistent), the argument _temp_dir of ray.init (engine.session).
+"""
+
+import contextlib
+import importlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+ENVIRONMENT = {
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_preload_python_modules": "torch",
+}
+_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # asked without a token, which tells whether one is needed
+_NO_PROXY = [("grpc.enable_http_proxy", 0)]
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """In place of what starts a process."""
+
+
+def _no_dashboard() -> ImportError:
+    """What Ray finds where it was installed without its dashboard: its agent is a small one then."""
+    return ImportError("the dashboard is not used")
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A name of Ray's that has another value while Ray starts.  owner: a class in the module, or "" for itself."""
+
+    group: str
+    module: str
+    owner: str
+    name: str
+    value: Any
+
+
+REPLACED = (
+    Replaced("processes", "ray._private.node", "Node", "start_monitor", _nothing),
+    Replaced("processes", "ray._private.node", "Node", "start_log_monitor", _nothing),
+    Replaced("processes", "ray._private.node", "Node", "start_api_server", _nothing),
+    Replaced("agent", "ray._private.utils", "", "get_dashboard_dependency_error", _no_dashboard),
+    Replaced("signals", "ray._private.ray_constants", "", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER", True),
+)
+
+
+@contextlib.contextmanager
+def lean_ray() -> Iterator[None]:
+    """While this is entered, `ray.init` starts nothing but what objects, actors and calls need."""
+    with contextlib.ExitStack() as stack:
+        for part in REPLACED:
+            owner = _found(part.module, part.owner)
+            if hasattr(owner, part.name):
+                stack.callback(setattr, owner, part.name, getattr(owner, part.name))
+                setattr(owner, part.name, part.value)
+        yield
+
+
+def _found(module: str, name: str = "") -> Any:
+    """A private module of Ray's, or what has this name in it; None where this Ray has no such thing."""
+    try:
+        there = importlib.import_module(module)
+    except ImportError:
+        return None
+    return getattr(there, name, None) if name else there
+
+
+@contextlib.contextmanager
+def lean_environment() -> Iterator[None]:
+    """While this is entered, the processes that Ray starts find ENVIRONMENT, but for what the user has set."""
+    added = {key: value for key, value in ENVIRONMENT.items() if key not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for key in added:
+            os.environ.pop(key, None)
+
+
+def dead_process() -> str:
+    """The kind of a process of the Ray started here that has died, such as "raylet"; "" if none is known to have."""
+    node = getattr(_found("ray._private.worker"), "_global_node", None)
+    try:
+        dead = [str(kind) for kind, _ in node.dead_processes()] if node is not None else []
+    except AttributeError:
+        return ""
+    return next((kind for kind in dead if kind in ("raylet", "gcs_server")), "")
+
+
+def raylet_socket() -> str:
+    """The path of the socket of this machine's raylet; "" where it is not known."""
+    node = getattr(_found("ray._private.worker"), "_global_node", None)
+    return str(getattr(node, "raylet_socket_name", "") or "")
+
+
+def address_of_auto() -> str | None:
+    """HOST:PORT of the Ray that was started on this machine; None where only Ray itself can tell.
+
+    Raises ConnectionError where none was started.
+    """
+    find = _found("ray._private.services", "canonicalize_bootstrap_address_or_die")
+    return None if find is None else str(find("auto"))
+
+
+def asks_for_token(address: str) -> bool:
+    """Whether the cluster wants to see a token; ConnectionError if no Ray answers within 10 s."""
+    if os.environ.get("RAY_USE_TLS", "0") == "1":
+        return False  # Ray reads its own keys and certificates
+    with grpc.insecure_channel(address, options=_NO_PROXY) as channel:
+        try:
+            channel.unary_unary(_ALIVE, request_serializer=bytes, response_deserializer=bytes)(b"", timeout=10)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                return True
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return False  # a Ray without this call; `ray.init` finds out the rest
+            raise ConnectionError(error.details()) from None
+    return False
+
+
+def show_token() -> bool:
+    """Let this process show its token; Ray itself does so only to a cluster that it starts.  Whether there is one."""
+    setup = "ray._private.authentication.authentication_token_setup"
+    enable = _found(setup, "maybe_enable_token_auth_if_token_available")
+    if enable is None:
+        return True  # `ray.init` finds out
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    return bool(enable(warn_if_disabled=False))
