@@ -105,6 +105,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "fednova, momentum": [local(momentum=0.9), rule("fednova")],
     "fednova, nesterov": [local(momentum=0.9, nesterov=True), rule("fednova")],
     "fednova, fedprox": [local("fedprox", mu=1.0, momentum=0.5), rule("fednova")],
+    "fednova, weight decay": [local(weight_decay=0.5, momentum=0.5), rule("fednova")],
     "fednova, adamw": [local("adamw", lr=0.01, eps=1e-3), rule("fednova")],
     "fedoui": [rule("fedoui")],
     "fedoui, cnn": [CNN, rule("fedoui", probe_size=16)],
