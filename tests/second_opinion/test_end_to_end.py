@@ -6,7 +6,7 @@ about a fifth.
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -279,6 +279,15 @@ def worst_metric(found: list[dict[str, float]], wanted: list[dict[str, float]]) 
             if not apart <= worst:
                 worst, where = apart, f"{key} of row {i}: {found[i][key]} and {value}"
     return worst, where
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """More threads only wait for each other on arrays this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
