@@ -25,10 +25,12 @@ class RayLost(RunError):
 
 
 class ClientError(RunError):
-    """A client's work failed for good: names the client, the round and the cause."""
+    """A client's work has failed and is not tried again; names the client, the round and the cause."""
 
     def __init__(self, client: int, round_: int, cause: str) -> None:
-        self.client, self.round, self.cause = client, round_, cause
+        self.client = client
+        self.round = round_
+        self.cause = cause
         super().__init__(f"client {client} failed in round {round_}: {cause}")
 
     def __reduce__(self) -> tuple[type, tuple[int, int, str]]:
@@ -40,10 +42,11 @@ class DivergenceError(ClientError):
 
 
 class ServerDivergenceError(RunError):
-    """What the server makes of the clients' updates is not finite: names the server, the round and the cause."""
+    """The server's step gave values that are not finite; names the server, the round and the cause."""
 
     def __init__(self, round_: int, cause: str) -> None:
-        self.round, self.cause = round_, cause
+        self.round = round_
+        self.cause = cause
         super().__init__(
             f"the server's step of round {round_} diverged: {cause}; lower server.lr or local.lr, or set update.clip"
         )

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and cache files with a description and a checksum."""
+"""Files that exist complete or not at all, and cache files with a description and a checksum."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ _HEADER_LIMIT = 65_536
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old content or the new one, never a part.
+    """Write a file so that a reader, even after a crash, finds the old content or the new one, never a part of it.
 
     Raises OSError, with the old content intact.
     """
@@ -49,27 +49,30 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_checked(path: Path, described: PlainMapping, *parts: ByteArray) -> None:
-    """Write a cache file: a description, and the bytes of `parts`, with their checksum.
+def write_checked(path: Path, described: PlainMapping, *arrays: ByteArray) -> None:
+    """Write a cache file: a description, and the bytes of `arrays` one after another, with their checksum.
 
     described: plain data for JSON.  Raises OSError, with nothing left behind.
     """
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.data)
+    for array in arrays:
+        digest.update(array.data)
     header = json.dumps({**described, "sha256": digest.hexdigest()}).encode()
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:
             file.write(struct.pack("<I", len(header)) + header)
-            for part in parts:
-                file.write(part.data)
+            for array in arrays:
+                file.write(array.data)
 
     atomically(path, write)
 
 
 def read_header(file: BinaryIO) -> PlainDict | None:
-    """The description at the start of a cache file, with `count` and `shape` (3 sides) as numbers; None if damaged."""
+    """Read the description at the start of a cache file; None if it is damaged.
+
+    It is damaged, too, if `count` or one of the 3 sides of `shape` is not a whole number of at least 0.
+    """
     try:
         size = struct.unpack("<I", file.read(4))[0]
         header = json.loads(file.read(size)) if size <= _HEADER_LIMIT else None
@@ -78,14 +81,14 @@ def read_header(file: BinaryIO) -> PlainDict | None:
     if not isinstance(header, dict) or not isinstance(header.get("sha256"), str):
         return None
     numbers = [header.get("count"), *header["shape"]] if isinstance(header.get("shape"), list) else [None]
-    sane = len(numbers) == 4 and all(isinstance(n, int) and 0 <= n < 2**40 for n in numbers)
-    return header if sane else None
+    is_valid = len(numbers) == 4 and all(isinstance(n, int) and 0 <= n < 2**40 for n in numbers)
+    return header if is_valid else None
 
 
 def read_checked(path: Path, extra_bytes: int = 0) -> tuple[PlainDict, ByteArray] | None:
-    """(description, bytes) of a cache file of `count` images of a `shape`; None for one that is damaged.
+    """Read (description, bytes) of a cache file of `count` images of a `shape`; None for one that is damaged.
 
-    extra_bytes: of each image, beside its pixels.  Raises OSError where the file cannot be read.
+    extra_bytes: how many bytes each image has besides its pixels.  Raises OSError where the file cannot be read.
     """
     with path.open("rb") as file:
         header = read_header(file)
@@ -95,12 +98,12 @@ def read_checked(path: Path, extra_bytes: int = 0) -> tuple[PlainDict, ByteArray
         if path.stat().st_size - file.tell() != expected:
             return None
         body = np.fromfile(file, np.uint8)
-    sound = len(body) == expected and hashlib.sha256(body.data).hexdigest() == header["sha256"]
-    return (header, body) if sound else None
+    is_intact = len(body) == expected and hashlib.sha256(body.data).hexdigest() == header["sha256"]
+    return (header, body) if is_intact else None
 
 
 def delete(path: Path) -> str:
-    """Delete a file; returns why it stays, or an empty text."""
+    """Delete a file; returns the reason if that is impossible, else an empty text."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -117,10 +120,10 @@ def file_bytes(path: Path) -> int:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what a killed writer left behind."""
+    """Delete the temporary files that killed writers left in a folder."""
     for path in folder.glob(".*.tmp"):
         try:
             if time.time() - path.stat().st_mtime > STALE_S:
                 path.unlink(missing_ok=True)
-        except OSError:  # another run was quicker, or owns it: nothing depends on it
+        except OSError:  # another run has deleted it, or another user owns it: nothing depends on it
             continue

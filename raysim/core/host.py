@@ -1,10 +1,10 @@
-"""What this machine has: memory, and a GPU or none."""
+"""The memory of this machine, and whether it has a GPU."""
 
 import os
 
 
 def physical_bytes() -> int:
-    """Memory of the whole machine, whatever part of it a container allows."""
+    """The memory of the whole machine in bytes, even where a container allows less."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

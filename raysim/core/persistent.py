@@ -12,5 +12,5 @@ def persistent_folder() -> Path:
 
 
 def persistent_path(path: str | Path) -> Path:
-    """An absolute path; a relative one begins in the lasting folder."""
+    """The absolute form of a path; a relative one begins in `persistent_folder()`."""
     return persistent_folder() / Path(path).expanduser()

@@ -17,8 +17,8 @@ BoolArray = NDArray[np.bool_]
 Float32Array = NDArray[np.float32]
 ByteArray = NDArray[np.uint8]
 Ref: TypeAlias = Any
-"""A reference into Ray's object store, which only the engine may know more of."""
-ClientTable = dict[str, NDArray[Any]]  # columns of one round, a number per participant each
+"""A reference into Ray's object store; only the engine, which imports Ray, knows its type."""
+ClientTable = dict[str, NDArray[Any]]  # columns of one round, each with one number per participant; dtypes differ
 
 
 def sha256(*arrays: NDArray[Any]) -> str:
@@ -26,7 +26,7 @@ def sha256(*arrays: NDArray[Any]) -> str:
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
-        for start in range(0, len(array), 65536):  # in parts: a broadcast array is never written out whole
+        for start in range(0, len(array), 65536):  # in blocks: a broadcast array is never copied whole
             digest.update(np.ascontiguousarray(array[start : start + 65536]).data)
     return digest.hexdigest()
 
@@ -38,7 +38,7 @@ class Dataset:
     mean, std: per channel, of the training images scaled to [0, 1].
     flips: whether a mirrored image keeps its label (natural images: yes; digits and letters: no).
     public_images, public_labels_N: real training images that no client owns (`data.public_frac`); None without.
-    unread: keys of the data set's own that these data leave without effect, such as test_fraction beside a test split.
+    unread: the data set's own keys that have no effect on these data, such as test_fraction beside a test split.
     """
 
     name: str
@@ -56,10 +56,12 @@ class Dataset:
 
     @property
     def classes(self) -> int:
+        """How many classes the labels may have."""
         return len(self.class_names)
 
     @property
     def channels(self) -> int:
+        """Channels of an image: 1 for grey, 3 for colour."""
         return int(self.train_images.shape[1])
 
     @property
@@ -75,13 +77,13 @@ class Dataset:
 
 
 class ClientDraw(Protocol):
-    """Who owns what as a pure function of the client id."""
+    """The samples of each client, as a pure function of its id."""
 
     def __call__(self, client: int) -> tuple[IntArray, IntArray]:
-        """A client's (rows of the training split, labels)."""
+        """Return a client's (rows of the training split, labels), both of length N_k."""
 
     def sha256(self) -> str:
-        """Identifies the function."""
+        """Hex digest that identifies the function."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,9 @@ class Partition:
 
     indices: rows of the training split; client k owns indices[offsets_K1[k]:offsets_K1[k + 1]].
     labels: aligned with `indices`; differ from the data set's own labels only where label noise is configured.
-    rare_K, noisy_K: which clients a modifier touched.  input_noise_K: standard deviation of Gaussian pixel noise, in
+    rare_K, noisy_K: which clients a modifier changed.  input_noise_K: standard deviation of Gaussian pixel noise, in
     units of the [0, 1] pixel range.
-    drawn: for very many clients, whose rows are worked out when they train; `indices` and `labels` are then empty.
+    drawn: computes a client's rows when it trains, for very many clients; `indices` and `labels` are then empty.
     """
 
     indices: IntArray
@@ -106,15 +108,17 @@ class Partition:
 
     @property
     def clients(self) -> int:
+        """How many clients there are: K."""
         return len(self.offsets_K1) - 1
 
     @property
     def sizes_K(self) -> IntArray:
+        """Samples per client, shape K."""
         return np.diff(self.offsets_K1)
 
     @property
     def counts_KC(self) -> IntArray:
-        """Samples per client and class; of a drawn partition, after minutes for a million clients."""
+        """Samples per client and class, K x C; takes minutes for a drawn partition of a million clients."""
         if self.drawn is not None:
             return np.array([np.bincount(self.client(k)[1], minlength=self.classes) for k in range(self.clients)])
         owner = np.repeat(np.arange(self.clients), self.sizes_K)
@@ -125,10 +129,11 @@ class Partition:
         """Client k's (rows of the training split, labels), both of length N_k."""
         if self.drawn is not None:
             return self.drawn(k)
-        part = slice(int(self.offsets_K1[k]), int(self.offsets_K1[k + 1]))
-        return self.indices[part], self.labels[part]
+        owned = slice(int(self.offsets_K1[k]), int(self.offsets_K1[k + 1]))
+        return self.indices[owned], self.labels[owned]
 
     def sha256(self) -> str:
+        """Hex digest of the partition: all its arrays, and the function of a drawn one."""
         arrays = sha256(self.indices, self.offsets_K1, self.labels, self.rare_K, self.noisy_K, self.input_noise_K)
         return arrays if self.drawn is None else hashlib.sha256((arrays + self.drawn.sha256()).encode()).hexdigest()
 
@@ -137,8 +142,8 @@ class Partition:
 class ClientTask:
     """One client's local training in one round.
 
-    n_real, n_synthetic: its samples.  quota_C: synthetic images per class; `synthetic` refers to them in the object
-    store, sorted by class.  state: reference to the client's state, for algorithms that keep one.
+    n_real, n_synthetic: how many samples it has.  quota_C: synthetic images per class.  synthetic: reference to them in
+    the object store, sorted by class.  state: reference to the client's state, for algorithms that keep one.
     """
 
     client: int
@@ -154,8 +159,8 @@ class ClientReport:
     """What a worker answers for one client: scalars only.
 
     loss: mean training loss per sample over the last local epoch.  delta_norm: Euclidean norm of the update.
-    effective_steps: ||a||_1 of FedNova, the steps taken, weighted by what momentum makes of them.
-    metrics: whatever else was asked for, such as `oui`.  seconds: wall time of the local training.
+    effective_steps: ||a||_1 of FedNova, the number of local steps, each weighted by its total effect through momentum.
+    metrics: further values that the configuration asks for, such as `oui`.  seconds: wall time of the local training.
     """
 
     client: int
@@ -171,10 +176,10 @@ class ClientReport:
 
 @dataclass(frozen=True)
 class RoundTable:
-    """The per-client scalars of a round that a rule weighs, one row per participant, in order of client id.
+    """The scalars of a round's clients from which a rule computes weights: one row per participant, by client id.
 
-    n_K: samples that weigh a client (real ones, unless `weight_by: total`).  columns: the further scalars the rule
-    declared in `needs`, each of shape K.
+    n_K: samples by which a client is weighted (real ones, unless `weight_by: total`).  columns: the further scalars
+    that the rule declared in `needs`, each of shape K.
     """
 
     round: int
@@ -185,7 +190,10 @@ class RoundTable:
 
 @dataclass(frozen=True)
 class Weights:
-    """A rule's answer: w_K sums to 1 (but for FedNova's); scores_K and info are logged, such as the mode of a fit."""
+    """A rule's answer: the weights w_K, which sum to 1 except for FedNova.
+
+    scores_K, info: values that are logged besides the weights, such as the mode of a fit.
+    """
 
     w_K: FloatArray
     scores_K: FloatArray | None = None
@@ -196,7 +204,7 @@ class Weights:
 class ModelState:
     """A model as three flat arrays: trainable parameters (P), floating-point buffers (F), integer buffers.
 
-    extra: further vectors that a local algorithm broadcasts, such as SCAFFOLD's control variate.
+    broadcast_vectors: further vectors that a local algorithm sends to all clients, such as SCAFFOLD's control variate.
     """
 
     params_P: Float32Array
@@ -210,7 +218,7 @@ class Synthetic:
     """The synthetic images of all clients.
 
     refs: one reference into the object store per client that has any; its images are sorted by class, then by index.
-    made: how many were generated in this run; the others came from the cache.  examples: images and their labels.
+    made: how many were generated in this run; the others came from the cache.  examples: a few images and their labels.
     """
 
     quota_KC: IntArray

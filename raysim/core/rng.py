@@ -1,7 +1,7 @@
 """Keyed random streams: the only source of randomness.
 
 A stream is a pure function of (seed, purpose, keys): which worker draws from it, and when, cannot change a number.
-Purposes are independent of each other, so drawing more of one never moves another.
+Purposes are independent of each other, so more draws for one never change the numbers of another.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ AUGMENT = "augment"  # keys: round, client
 DROPOUT = "dropout"  # keys: round, client
 PROBE = "probe"  # keys: client
 FINE_TUNED = "tuned"  # which clients are fine-tuned for evaluation
-ROUNDING = "rounding"  # of quantised updates; keys: round, client
+ROUNDING = "rounding"  # rounding of quantised updates; keys: round, client
 NOISE = "noise"  # privacy noise on updates; keys: round, and client where the client adds it
 SYNTHETIC = "synthetic"  # keys: client, class, index
 PRETRAIN = "pretrain"  # keys: step
@@ -44,7 +44,7 @@ def integer(seed: int, purpose: str, *keys: int) -> int:
 
 
 def numpy_stream(seed: int) -> np.random.RandomState:
-    """numpy's RandomState of this seed: one stream for everything, as code had that called numpy.random.seed."""
+    """numpy's legacy RandomState with this seed: the stream that code draws from after calling numpy.random.seed."""
     return np.random.RandomState(seed)
 
 

@@ -1,26 +1,29 @@
-"""Fractions and shares turned into whole numbers, so that what is exact on paper stays exact in floating point."""
+"""Rounding of fractions and proportions to whole numbers, so that what is exact on paper stays exact in the computer."""
 
 import numpy as np
 
 from raysim.core.records import BoolArray, FloatArray, IntArray
 
-_TOLERANCE = 1e-9  # far above the error of a product of two doubles, far below what a user could mean
-_GRID = 2.0**40  # shares given as floats are rounded to this grid, so that shares equal on paper are equal
+_TOLERANCE = 1e-9  # far above the error of a product of two doubles, far below any difference a user could intend
+_GRID = 2.0**40  # weights given as floats are rounded to this grid, so that weights equal on paper are equal
 _SLICE = 1 << 20
 
 
 def floor_count(value: FloatArray) -> IntArray:
-    """Floor, at least 0, that keeps what is whole on paper: 11.999999999999998 gives 12, and -1e-16 gives 0."""
+    """The floor of each value (any shape), at least 0; a value less than 1e-9 below a whole number counts as whole.
+
+    11.999999999999998 gives 12, and -1e-16 gives 0.
+    """
     return np.maximum(np.floor(value + _TOLERANCE), 0).astype(np.int64)
 
 
 def fraction_of(fraction: float, n: int) -> int:
-    """round(fraction * n), halves to the even neighbour, after the product's own error is rounded away."""
+    """round(fraction * n) to the nearest whole number, halves to the even one; the product's own error has no effect."""
     return round(round(fraction * n, 9))
 
 
 def split_evenly(total: int, parts: int) -> IntArray:
-    """`total` in `parts` whole numbers that differ by at most one, the larger ones first."""
+    """Split `total` into `parts` whole numbers that differ by at most one, the larger ones first."""
     sizes = np.full(parts, total // parts, dtype=np.int64)
     sizes[: total % parts] += 1
     return sizes
@@ -29,8 +32,9 @@ def split_evenly(total: int, parts: int) -> IntArray:
 def largest_remainder(weights: IntArray | FloatArray, total: int) -> IntArray:
     """Whole numbers in proportion to `weights` (any shape, >= 0, any scale) whose sum is exactly `total`.
 
-    Each cell gets the floor of its exact share; the units left over go to the largest remainders, ties in the order of
-    the flattened array, which is (client, class) (Hamilton's method).  The division is in integers, hence exact.
+    Hamilton's method: each cell gets the floor of weight * total / (sum of weights); the units left over go to the
+    largest remainders, ties in the order of the flattened array, which is (client, class).  The division is in
+    integers, hence exact.
     Raises ValueError if `total` is positive and every weight is 0.
     """
     cells = _integers(weights).reshape(-1)
@@ -38,7 +42,7 @@ def largest_remainder(weights: IntArray | FloatArray, total: int) -> IntArray:
         if total:
             raise ValueError(f"cannot spread {total} over cells that all have weight 0")
         return np.zeros(weights.shape, dtype=np.int64)
-    # Equal weights have equal shares: of 100 million small weights, each is divided once, and looked up.
+    # Equal weights give equal quotients: among 100 million small weights, each value is divided once, and looked up.
     is_small = int(cells.max()) < cells.size
     value_V = np.arange(int(cells.max()) + 1) if is_small else cells
     value_of_cell = cells if is_small else np.arange(cells.size)
@@ -47,17 +51,18 @@ def largest_remainder(weights: IntArray | FloatArray, total: int) -> IntArray:
     units = total - int(floor_V @ cells_V)
     descending = np.argsort(-remainder_V, kind="stable")
     last = remainder_V[descending[np.searchsorted(np.cumsum(cells_V[descending]), units)]]
-    is_above_V, is_tied_V = remainder_V > last, remainder_V == last
-    parts: IntArray = (floor_V + is_above_V).take(value_of_cell, mode="clip")
-    _first(parts, is_tied_V, value_of_cell, units - int(cells_V[is_above_V].sum()))
-    return parts.reshape(weights.shape)
+    is_above_V = remainder_V > last
+    is_tied_V = remainder_V == last
+    counts: IntArray = (floor_V + is_above_V).take(value_of_cell, mode="clip")
+    _add_to_first_tied(counts, is_tied_V, value_of_cell, units - int(cells_V[is_above_V].sum()))
+    return counts.reshape(weights.shape)
 
 
-def _first(parts: IntArray, is_tied_V: BoolArray, value_of_cell: IntArray, units: int) -> None:
-    """One more for each of the first `units` cells whose value is tied; in slices, to need no list of all of them."""
-    for start in range(0, len(parts), _SLICE):
+def _add_to_first_tied(counts: IntArray, is_tied_V: BoolArray, value_of_cell: IntArray, units: int) -> None:
+    """Add 1 to each of the first `units` cells whose value is tied; in slices, so that they are never listed all."""
+    for start in range(0, len(counts), _SLICE):
         tied = start + np.flatnonzero(is_tied_V[value_of_cell[start : start + _SLICE]])[:units]
-        parts[tied] += 1
+        counts[tied] += 1
         units -= len(tied)
         if not units:
             return
@@ -66,16 +71,16 @@ def _first(parts: IntArray, is_tied_V: BoolArray, value_of_cell: IntArray, units
 def even_over_classes(weights_K: IntArray, classes: int, total: int) -> IntArray:
     """`largest_remainder` of cells that are equal within a client, in the memory of its result alone.
 
-    weights_K: integer share of each client.  Returns quota_KC, which sums to exactly `total`.
+    weights_K: the integer weight of each client.  Returns quota_KC, which sums to exactly `total`.
     """
     floors_K, remainder_K = _divide(weights_K, total, int(weights_K.sum()) * classes)
     # The cells of a client have equal remainders, so units go to whole clients, class by class, until they run out.
-    full, part = divmod(total - int(floors_K.sum()) * classes, classes)
+    full, rest = divmod(total - int(floors_K.sum()) * classes, classes)
     order_K = np.argsort(-remainder_K, kind="stable")
     extra_K = np.zeros(len(weights_K), dtype=np.int64)
     extra_K[order_K[:full]] = classes
-    if part:
-        extra_K[order_K[full]] = part
+    if rest:
+        extra_K[order_K[full]] = rest
     quota_KC: IntArray = floors_K[:, None] + (np.arange(classes) < extra_K[:, None])
     return quota_KC
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Self
 
-AGAIN_S = 0.05  # between looks at whether an import that a signal met has ended
+AGAIN_S = 0.05  # seconds between checks whether an import that a signal interrupted has ended
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
 
@@ -21,16 +21,17 @@ class Interrupted(KeyboardInterrupt):
 class Signals:
     """Turns SIGINT, SIGTERM and SIGHUP into Interrupted while it is entered (in the main thread, where signals arrive).
 
-    names: the signals so far.  They are kept because an exception that is raised inside somebody's destructor is lost.
-    One that arrives in the middle of an import is raised at its end: cut short, an import may swallow the exception, or
-    keep a lock for which all other threads would wait for good.
-    ending: signals are only noted, since the run is being wound up and must not be left half done.
-    A SIGHUP that is ignored, as under nohup, stays ignored.
+    names: the signals so far.  They are kept because an exception that is raised inside a destructor is lost.
+    ending: signals are only noted, since the run is ending and its last steps must be completed.
+
+    A signal that arrives in the middle of an import is raised at the end of the import: an interrupted import may hide
+    the exception, or keep a lock for which all other threads would wait forever.  A SIGHUP that is ignored, as under
+    nohup, stays ignored.
     """
 
     names: list[str] = field(default_factory=list)
     ending: bool = False
-    _before: dict[int, Any] = field(default_factory=dict)
+    _before: dict[int, Any] = field(default_factory=dict)  # handlers by signal, whose type only typeshed names
     _put_off: set[int] = field(default_factory=set)
     _imports: int = 0
 
@@ -45,7 +46,7 @@ class Signals:
         self._before = {}
 
     def listen(self) -> None:
-        """Take the signals, or take them back: Ray claims SIGTERM for itself when it starts."""
+        """Install the handlers, or install them again where another took their place, as Ray does for SIGTERM."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _CAUGHT:
@@ -54,7 +55,7 @@ class Signals:
                 continue
             outer = getattr(handler, "__self__", None)
             if isinstance(outer, Signals) and outer is not self:
-                self.names = outer.names  # what arrived before, and was lost, is met by the next `check`
+                self.names = outer.names  # a signal that arrived before, and was lost, is raised by the next `check`
             self._before.setdefault(number, handler)
             signal.signal(number, self._arrived)
 
@@ -65,11 +66,12 @@ class Signals:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Let no signal cut short what is done in this context: one that arrives is raised at its end.
+        """Delay signals: one that arrives inside this context is raised at its end.
 
-        A write to a database that is cut short may leave it locked, for this process itself, too.
+        A write to a database that is interrupted may leave it locked, even for this process itself.
         """
-        before, self.ending = self.ending, True
+        before = self.ending
+        self.ending = True
         try:
             yield
         finally:
@@ -91,7 +93,7 @@ class Signals:
         again.start()
 
     def _send_again(self, number: int) -> None:
-        """To whoever listens by now, unless this has been left."""
+        """Send the signal again, to its present handler, unless this context has been left."""
         if self._before:
             if signal.getsignal(number) == self._arrived:
                 self._put_off.add(number)

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in one line a problem: key, value, what is accepted, nearest valid name."""
+"""What is wrong with a configuration, one line for each problem: key, value, what is accepted, nearest valid name."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -52,7 +52,7 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
 
 
 def show(value: object) -> str:
-    """A value as it would stand in YAML, cut to one line."""
+    """A value as YAML would write it, on one line of at most 80 characters."""
     dumped = yaml.dump(value, Dumper=yaml.SafeDumper, default_flow_style=True, width=10**6, sort_keys=False)
     text = dumped.removesuffix("\n...\n").strip().replace("\n", " ")
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -66,16 +66,17 @@ def problems_of(
     also: Iterable[str] = (),
     elsewhere: Iterable[str] = (),
 ) -> list[str]:
-    """One line for every key of `given` that `model` refused.
+    """Return one line for every key of `given` that `model` refused.
 
-    prefix: the section that `given` is.  also: keys that the section takes besides those of the model.
+    prefix: the name of the section `given`.  also: keys that the section takes besides those of the model.
     elsewhere: dotted keys of other sections, for hints.
     """
     root = model.model_json_schema()
     lines: dict[str, str] = {}
     for item in error.errors():
         steps, schema, siblings = _locate(root, [str(step) for step in item["loc"]])
-        key, value = ".".join([prefix, *steps] if prefix else steps), _value(given, steps)
+        key = ".".join([prefix, *steps] if prefix else steps)
+        value = _value(given, steps)
         if item["type"] == "extra_forbidden":
             beside = {*siblings, *(also if len(steps) == 1 else ())}
             lines[key] = f"{key} = {show(value)}: {_no_such_key(steps[-1], sorted(beside), elsewhere)}"
@@ -107,15 +108,17 @@ def _no_such_key(word: str, names: list[str], elsewhere: Iterable[str]) -> str:
 def _locate(root: Schema, location: list[str]) -> tuple[list[str], Schema, list[str]]:
     """(the leading steps of a location that are keys, the schema of the last one, the keys valid beside it).
 
-    What follows the keys is a position in a list or the branch of a union, and no concern of the user.
+    What follows the keys is a position in a list or the branch of a union, which means nothing to the user.
     """
-    current, steps = root, list[str]()
+    current = root
+    steps: list[str] = []
     siblings: list[str] = []
     for step in location:
         properties = _follow(current, root).get("properties")
         if properties is None:
             break
-        siblings, steps = list(properties), [*steps, step]
+        siblings = list(properties)
+        steps.append(step)
         current = properties.get(step, {})
     return steps, current, siblings
 
