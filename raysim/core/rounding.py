@@ -1,4 +1,4 @@
-"""Rounding of fractions and proportions to whole numbers, so that what is exact on paper stays exact in the computer."""
+"""Rounding of fractions and proportions to whole numbers; what is exact on paper stays exact in floating point."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def floor_count(value: FloatArray) -> IntArray:
 
 
 def fraction_of(fraction: float, n: int) -> int:
-    """round(fraction * n) to the nearest whole number, halves to the even one; the product's own error has no effect."""
+    """round(fraction * n), halves to the even number; a floating-point error of the product has no effect."""
     return round(round(fraction * n, 9))
 
 

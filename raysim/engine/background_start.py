@@ -13,32 +13,35 @@ from raysim.engine.session import Session, starts_here
 
 
 class BackgroundStart:
-    """The Ray session of a run: one that was given, or one of its own, which may begin to start before it is needed.
+    """The Ray session of a run: one that the caller gives, or a new one that may start before it is needed.
 
-    A context manager, which ends a session of its own. A Ray on this machine is started by a thread; a cluster is
+    A context manager, which ends a session that it started. A Ray on this machine is started by a thread; a cluster is
     joined by the main thread, when the session is asked for.  alone: whether the session serves this run only.
     """
 
     def __init__(self, signals: Signals, given: Session | None = None) -> None:
-        self._signals, self._given, self.alone = signals, given, given is None
+        self.alone = given is None
+        self._signals = signals
+        self._given = given
         self._stack = contextlib.ExitStack()
         self._started: Future[Session] | None = None
 
     def begin(self, resources: Resources, equip: Callable[[Pool], None]) -> None:
         """Start Ray and the workers in the background, if Ray is to be started here at all.
 
-        equip: gives new workers, in that thread, what they need before anything else.
+        equip: called in that thread with the new pool of workers, to send them what they need before anything else.
         """
         if self._given is not None or not starts_here(resources):
             return
-        self._started, over = Future(), threading.Event()
+        self._started = Future()
+        over = threading.Event()
         thread = threading.Thread(target=_hold, args=(resources, equip, self._started, over), daemon=True)
         thread.start()
         self._stack.callback(thread.join)
         self._stack.callback(over.set)
 
     def session(self, resources: Resources) -> Session:
-        """The session, as soon as it is there.  Raises UserError or RunError where there is none."""
+        """Wait until the session has started, and return it.  Raises UserError or RunError if it did not start."""
         if self._given is not None:
             return self._given
         if self._started is None:
@@ -56,9 +59,10 @@ class BackgroundStart:
 def _hold(
     resources: Resources, equip: Callable[[Pool], None], started: "Future[Session]", over: threading.Event
 ) -> None:
-    """Open a session and its workers, equip these, and close it when `over` is set.
+    """Open a session and its workers, call `equip` with them, and close the session when `over` is set.
 
-    One thread does both, and lives as long: the system ends Ray's processes with the thread that started them.
+    One thread does all of this, and runs as long as the session: the operating system ends Ray's processes together
+    with the thread that started them.
     """
     with contextlib.ExitStack() as stack:
         try:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 
-from raysim.engine.schedule import Chunk
+from raysim.engine.schedule import Chunk, Item
 
 if TYPE_CHECKING:
     Ref = ray.ObjectRef[Any]
@@ -23,7 +23,7 @@ class RemoteMethod(Protocol):
 
 
 class RemoteMethodWithValue(Protocol):
-    """A method of a worker that answers, and beside the answer leaves a value where it was made."""
+    """A method of a worker that answers, and also puts a value into the object store of the worker's node."""
 
     def remote(self, *arguments: object) -> list[Ref]:
         """Call it; returns [reference to the answer, reference to the value] at once."""
@@ -49,17 +49,17 @@ class WorkerActor(Protocol):
     release_generator: RemoteMethod
 
 
-Submit = Callable[[WorkerActor, list[Any]], Ref | list[Ref]]
+Submit = Callable[[WorkerActor, list[Any]], Ref | list[Ref]]  # Any: each caller of `Pool.map` knows its own payloads
 """(worker, payloads of its items) -> what `remote` returned."""
 Question = Callable[[WorkerActor], Ref | list[Ref]]
-"""A call to one worker that is no piece of a larger work."""
+"""A call to one worker that is no chunk of a larger work."""
 TakeBack = Callable[[WorkerActor, list[Any]], Ref]
 """(worker, payloads of items) -> reference to a list of bool: which of them it had not begun, and will not do."""
 
 
 @dataclass
 class Call(Chunk):
-    """One call to a worker.  refs: what `remote` returned."""
+    """One call to a worker.  refs: what `remote` returned for it."""
 
     refs: Ref | list[Ref] = field(default_factory=list)
 
@@ -68,15 +68,15 @@ class Call(Chunk):
         """The reference to wait for."""
         return self.refs[0] if isinstance(self.refs, list) else self.refs
 
-    def outcome(self) -> Any:
-        """The answer, or (answer, reference to the value that stays where it was made)."""
+    def outcome(self) -> Any:  # of whatever type the called method of the worker returns
+        """Return the answer, or (answer, reference to the value that stays on the worker's node)."""
         answer = ray.get(self.ref)
         return (answer, self.refs[1]) if isinstance(self.refs, list) else answer
 
 
 @dataclass(frozen=True)
 class Lost:
-    """The call will not be answered: its worker is no more."""
+    """Stands for the answer of a call whose worker has died.  cause: why, for people."""
 
     cause: str
 
@@ -85,8 +85,8 @@ class Lost:
 class MapCalls:
     """The calls that one `Pool.map` makes.
 
-    submit: for a chunk of items.  last: the same, for a worker that is not expected to get another chunk.
-    take_back: asks a worker for items that it has not begun; None: work of this kind is not taken back.
+    submit: sends a chunk of items.  last: the same, for a worker that is not expected to get another chunk.
+    take_back: asks a worker to return items that it has not begun; None: work of this kind is not taken back.
     """
 
     submit: Submit
@@ -94,7 +94,10 @@ class MapCalls:
     take_back: TakeBack | None
 
 
-def not_done(answer: Any, items: Sequence[Any]) -> list[Any]:
-    """The items of a call that its worker gave back: those with None in their place in the list of answers."""
+def not_done(answer: Sequence[object], items: Sequence[Item]) -> list[Item]:
+    """The items of a call that its worker gave back: those for which the list of answers holds None.
+
+    answer: the list of answers, or a tuple that begins with it.
+    """
     answers = answer[0] if isinstance(answer, tuple) else answer
     return [item for item, one in zip(items, answers, strict=True) if one is None]

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 
 
 class Claims:
-    """Written to by two threads of a worker: the one that trains, and the one that answers `give_back` meanwhile."""
+    """The clients that a worker has begun, and those that it has given back, in the current round.
+
+    Two threads of the worker call it: the one that trains, and the one that answers `give_back` meanwhile.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -13,9 +16,10 @@ class Claims:
         self._given_back: set[tuple[int, int]] = set()
 
     def begin(self, round_: int, clients: Sequence[int]) -> list[bool]:
-        """For each client that is about to be trained: whether to do so; not if it was given back since it came.
+        """Note that these clients are about to be trained; returns for each whether to train it.
 
-        A client that was given back and comes again, because another worker died, is trained.
+        A client is not trained if it was given back after it was sent here. If it is sent here again after that,
+        because another worker died, it is trained.
         """
         with self._lock:
             self._begun = {key for key in self._begun if key[0] == round_}
@@ -26,7 +30,7 @@ class Claims:
         return wanted
 
     def give_back(self, round_: int, clients: Sequence[int]) -> list[bool]:
-        """For each client: whether it is given back; not if it was begun."""
+        """Give back these clients; returns for each whether it is given back, which it is unless it was begun."""
         with self._lock:
             free = [(round_, k) not in self._begun for k in clients]
             self._given_back.update((round_, k) for k, is_free in zip(clients, free, strict=True) if is_free)

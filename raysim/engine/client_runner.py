@@ -1,7 +1,6 @@
-"""What a worker does with its clients: each starts from the global model, trains, and says what it sends."""
+"""What a worker does with its clients: each starts from the global model, trains, and reports what it sends."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +27,11 @@ Vectors = dict[str, Tensor]
 Trained = tuple[ClientReport, Vectors, ClientState | None]
 """A client's report, its update, and its new state where the algorithm keeps one."""
 Begun = tuple[BatchedClient, Vectors, Tensor | None]
-"""A client that can start, what it remembers, and of that, what it has not sent yet of earlier updates."""
+"""A client that can start, its state, and the part of earlier updates that it has not sent yet."""
 
 
 class ClientRunner:
-    """The resident model, and the training of one client after another or of several at once."""
+    """A worker's model, and the training of one client after another or of several at once."""
 
     def __init__(self, setup: WorkerSetup, dataset: Dataset, partition: Partition, device: str) -> None:
         self.setup = setup
@@ -49,7 +48,7 @@ class ClientRunner:
         self.batch = self._batch() if setup.client_batching else None
 
     def _batch(self) -> CpuBatchTrainer | VmapTrainer | None:
-        """What trains several clients at once here, if anything does."""
+        """The trainer of several clients at once, if there is one for this device, model and algorithm."""
         bf16 = self.setup.bf16
         if self.device == "cpu":
             return None if bf16 else CpuBatchTrainer.of(self.model, self.algorithm, self.scale)
@@ -66,9 +65,9 @@ class ClientRunner:
     def train(
         self, tasks: Sequence[ClientTask], begin: Callable[[Sequence[int]], Sequence[bool]]
     ) -> Iterator[tuple[int, Trained | Failure]]:
-        """(position in `tasks`, how it went) of each client, in any order.
+        """Train clients; yields (position in `tasks`, the result or Failure) of each, in any order.
 
-        begin: is told the ids of the clients that come next, and says which of them are still to be trained.
+        begin: called with the ids of the clients that come next; returns which of them are still to be trained.
         """
         for grouped in self._groups(tasks):
             wanted = begin([tasks[i].client for i in grouped])
@@ -88,46 +87,46 @@ class ClientRunner:
     def _together(self, tasks: Sequence[ClientTask]) -> Iterable[tuple[Begun, LocalResult, Tensor] | None]:
         """What `_answer` needs of each client, trained as a group; None for those that are to train alone.
 
-        Where a group fails, its clients train one by one, to the same bits, so that the one at fault is found.
+        Where a group fails, its clients train one by one, with the same bits, so that the error is that of one client.
         """
         if self.batch is not None and len(tasks) >= self.batch.least:
             try:
                 begun = [self._begin(task) for task in tasks]
-                trained = self.batch.train([member for member, *_ in begun], self.setup.seed)
-            except Exception:  # noqa: BLE001 - whatever it is, it comes again where it belongs
+                trained = self.batch.train([client for client, *_ in begun], self.setup.seed)
+            except Exception:  # noqa: BLE001 - any error comes again in the client that causes it
                 return [None] if len(tasks) == 1 else [found for task in tasks for found in self._together([task])]
             return [(b, result, params_P) for b, (result, params_P) in zip(begun, trained, strict=True)]
         return [None] * len(tasks)
 
     def _begin(self, task: ClientTask) -> Begun:
-        data, kept = self.load(task)
-        residual_P = kept.pop(RESIDUAL, None)
+        data, state = self.load(task)
+        residual_P = state.pop(RESIDUAL, None)
         job = Job(
             self.model, self.start["params"], self.algorithm.learning_rate(self.round), self.round, task.client,
-            len(data.labels_N), broadcast_vectors=dict(self.broadcast_vectors), state=kept or None,
+            len(data.labels_N), broadcast_vectors=dict(self.broadcast_vectors), state=state or None,
         )
-        return BatchedClient(job, data), kept, residual_P
+        return BatchedClient(job, data), state, residual_P
 
     def _alone(self, task: ClientTask) -> tuple[Begun, LocalResult, Tensor]:
         begun = self._begin(task)
-        member = begun[0]
+        client = begun[0]
         result = train_client(
-            member.job, self.algorithm, member.data, self.scale, self.setup.seed, self.setup.bf16,
+            client.job, self.algorithm, client.data, self.scale, self.setup.seed, self.setup.bf16,
             self.fixed_statistics,
         )
         return begun, result, self.model.params_P
 
     def _answer(self, task: ClientTask, begun: Begun, result: LocalResult, params_P: Tensor) -> Trained:
-        """What a client that has trained to these parameters says and sends."""
-        member, kept, residual_P = begun
+        """The report, the update and the new state of a client that has trained to these parameters."""
+        client, state, residual_P = begun
         k = task.client
-        job = member.job
+        job = client.job
         self.model.params_P.copy_(params_P)  # does nothing where they are the model's own
         delta_P, residual_P, seen = self._send(self.model.params_P.detach() - job.start_P, residual_P, k)
         update = {"delta": delta_P, "buffers": self.model.buffers_F.clone(), "counters": self.model.counters.clone()}
         update.update({name: job.scratch[name] for name in self.algorithm.summed})
         norm = checked_norm(result.loss, update)
-        measured = self.probe.measure(self.model, self.scale, k, member.data, self.dataset) if self.probe else {}
+        measured = self.probe.measure(self.model, self.scale, k, client.data, self.dataset) if self.probe else {}
         report = ClientReport(
             k, task.n_real, task.n_synthetic, result.steps, self.algorithm.effective_steps(job), result.loss, norm,
             result.seconds, {**measured, **seen, **{name: job.scratch[name] for name in self.algorithm.logged}},
@@ -137,11 +136,11 @@ class ClientRunner:
             further |= batchnorm.save_to(self.model)
         if result.state is None and not further:
             return report, update, None
-        after = {**(kept if result.state is None else result.state), **further}
+        after = {**(state if result.state is None else result.state), **further}
         return report, update, {name: t.cpu().numpy() for name, t in after.items()}
 
     def load(self, task: ClientTask) -> tuple[ClientData, Vectors]:
-        """A client's samples and what it remembers, and the model where the client starts."""
+        """Gather a client's samples and state, and set the model to the parameters at which the client starts."""
         k = task.client
         rows_N, labels_N = self.partition.client(k)
         synthetic = None if task.synthetic is None else get(task.synthetic)
@@ -150,14 +149,14 @@ class ClientRunner:
         noise_rng = rng.stream(seed, rng.MODIFIER, k) if noise_std else None
         data = client_data(self.dataset.train_images, rows_N, labels_N, synthetic, task.quota_C, noise_std, noise_rng)
         self.model.restore(self.start)
-        kept = {} if task.state is None else tensors(get(task.state), self.device)
-        batchnorm.restore_from(self.model, kept)
-        return data, kept
+        state = {} if task.state is None else tensors(get(task.state), self.device)
+        batchnorm.restore_from(self.model, state)
+        return data, state
 
     def _send(
         self, delta_P: Tensor, residual_P: Tensor | None, client: int
     ) -> tuple[Tensor, Tensor | None, dict[str, float]]:
-        """(the update as the client sends it, what it remembers of the rest, what there is to say about it)."""
+        """(the update as the client sends it, the part that it did not send, metrics about it)."""
         options = self.setup.update
         if not options.changes_updates:
             return delta_P, None, {}
@@ -171,6 +170,6 @@ class ClientRunner:
         return Failure(client, cause, diverged)
 
 
-def tensors(arrays: Mapping[str, NDArray[Any]], device: str) -> Vectors:
-    """Tensors of their own, never views of shared memory."""
+def tensors(arrays: Mapping[str, NDArray[np.generic]], device: str) -> Vectors:
+    """Copies of the arrays as tensors on a device, by the same names; never views of shared memory."""
     return {name: torch.from_numpy(np.array(a)).to(device) for name, a in arrays.items()}

@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ray
 import yaml
 
 from raysim.config.schema import Resources
 from raysim.core.errors import UserError
+from raysim.core.plain import PlainDict, PlainMapping
 from raysim.engine.placement import Node, Placement, place
 
 DECLARATION = Path("~/ray_bootstrap_config.yaml")  # left on the head by `ray up`
@@ -19,7 +19,11 @@ NODES_WAIT_S = 600.0
 
 @dataclass(frozen=True)
 class Cluster:
-    """nodes: alive.  to_come: further ones that the cluster file allows.  unknown: how many, of unknown size."""
+    """The nodes of a cluster.
+
+    nodes: those that are alive.  to_come: further ones that the cluster file allows.  unknown: how many more may come
+    whose size is unknown.
+    """
 
     nodes: list[Node]
     to_come: list[Node]
@@ -27,7 +31,7 @@ class Cluster:
 
 
 def survey() -> Cluster:
-    """The cluster as it is now."""
+    """Look at the cluster as it is now."""
     alive = alive_nodes()
     nodes = [_node(n["NodeManagerAddress"], n["Resources"]) for n in alive]
     head = [n for n in alive if "node:__internal_head__" in n["Resources"]]
@@ -38,12 +42,12 @@ def survey() -> Cluster:
     return Cluster(nodes, *_declared(workers, DECLARATION.expanduser()))
 
 
-def alive_nodes() -> list[dict[str, Any]]:
-    """What Ray says of each node that is there: NodeID, NodeManagerAddress, Resources and more."""
+def alive_nodes() -> list[PlainDict]:
+    """Ray's description of each node that is alive: NodeID, NodeManagerAddress, Resources and more."""
     return [n for n in ray.nodes() if n["Alive"]]
 
 
-def _node(name: str, resources: dict[str, Any]) -> Node:
+def _node(name: str, resources: PlainMapping) -> Node:
     return Node(name, int(resources.get("CPU", 0)), int(resources.get("GPU", 0)))
 
 
@@ -51,7 +55,9 @@ def _declared(workers: list[Node], file: Path) -> tuple[list[Node], int]:
     """(nodes that may still come, how many of unknown size) by the file that `ray up` leaves on the head."""
     try:
         plain = yaml.safe_load(file.read_text(encoding="utf-8"))
-        kinds, head, most = plain["available_node_types"], plain["head_node_type"], int(plain["max_workers"])
+        kinds = plain["available_node_types"]
+        head = plain["head_node_type"]
+        most = int(plain["max_workers"])
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
         return [], 0  # not a cluster of `ray up`, or not one that grows
     left = most - len(workers)
@@ -73,7 +79,9 @@ def _declared(workers: list[Node], file: Path) -> tuple[list[Node], int]:
 
 
 def place_on_cluster(resources: Resources, say: Callable[[str], None]) -> Placement:
-    """The workers that the cluster has, or will have, room for; UserError with the numbers where they never fit.
+    """Place the workers that the cluster has, or will have, room for; UserError with the numbers if they never fit.
+
+    say: told when nodes are waited for.
 
     Where the nodes that are still to come have unknown sizes (`provider: local`), the first one with room for a worker
     is waited for, at most NODES_WAIT_S.
@@ -107,7 +115,10 @@ def _place(cluster: Cluster, resources: Resources) -> Placement:
 
 
 def room(resources: Resources, fraction: float) -> Callable[[], int]:
-    """A function that says how many workers there should be now: as many as fit, never more than were asked for."""
+    """Return a function that computes how many workers there should be now: as many as fit, at most `workers`.
+
+    fraction: of a GPU, for each worker.
+    """
 
     def now() -> int:
         cluster = survey()

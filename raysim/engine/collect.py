@@ -1,8 +1,8 @@
-"""Partial sums where they were made, and their way to the driver: one for each node crosses the network.
+"""How partial sums get from the workers to the driver: one sum for each node crosses the network.
 
-A worker's partial sum stays in its node's object store. It belongs to the driver, so it outlives the worker; only the
-loss of the node takes it away. Where a node has several, one of its workers adds them there, and the driver fetches
-that sum. Sums are exact (`engine.reduce`), so the grouping changes no bit.
+A worker's partial sum stays in its node's object store. The driver owns it, so it remains when the worker dies, and is
+lost only with the node. Where a node has several, one of its workers adds them there, and the driver fetches that sum.
+Sums are exact (`engine.reduce`), so the grouping changes no bit.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from raysim.engine.calls import Question, Ref, WorkerActor
 from raysim.engine.messages import PartialSum
 from raysim.engine.pool import Pool
 
-INLINE_BYTES = 100 * 1024  # Ray sends what is smaller along with the answer of the call that made it
+INLINE_BYTES = 100 * 1024  # Ray sends a smaller value together with the answer of the call that made it
 
 
 @dataclass(frozen=True)
 class StoredSum:
     """A partial sum in the object store.
 
-    clients: whose updates it holds.  node: Ray's name of the node where it was made.  ref: what it is fetched by.
+    clients: those whose updates are in the sum.  node: Ray's name of the node where it was made.  ref: its reference.
     """
 
     clients: Sequence[int]
@@ -35,7 +35,8 @@ def collect(
 ) -> tuple[list[tuple[str, PartialSum]], list[StoredSum]]:
     """Fetch partial sums, added up by node where a node other than the driver's has several.
 
-    parameters: how many numbers a sum has, at least.  Returns ((node, sum) of all that came, those that were lost).
+    parameters: how many numbers a sum has at least.  Returns ((node, sum) of those that were fetched, those that were
+    lost).
     """
     by_node = {one.node: [other for other in stored if other.node == one.node] for one in stored}
     questions: dict[int, Question] = {}

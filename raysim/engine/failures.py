@@ -1,4 +1,4 @@
-"""What went wrong on a worker, in words for people."""
+"""Messages for people about what went wrong on a worker."""
 
 import re
 
@@ -9,7 +9,7 @@ from raysim.engine.schedule import Item
 
 
 def plain(error: RayTaskError, items: list[Item]) -> Exception:
-    """What a call raised, without Ray's wrapping: the user's mistakes as such, anything else with the work it hit."""
+    """The exception that a call raised, without Ray's wrapping: a UserError stays one, others name the failed work."""
     reason = error.cause
     if isinstance(reason, UserError):
         return UserError(str(reason))
@@ -30,5 +30,5 @@ def death(error: RayActorError) -> str:
 
 
 def first_line(error: RayError) -> str:
-    """The first line of what Ray says."""
+    """The first line of Ray's message that is not empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -5,7 +5,6 @@ import shutil
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -13,6 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.config.schema import Resources
 from raysim.core.host import physical_bytes
+from raysim.core.plain import PlainMapping
 from raysim.engine.calls import Ref
 from raysim.engine.cluster import alive_nodes, survey
 from raysim.engine.placement import Node, local_node
@@ -24,7 +24,10 @@ ANSWER_S = 60.0
 
 @dataclass(frozen=True)
 class Machine:
-    """What a node has.  store_bytes: 0 where no Ray runs yet.  problem: why the node could not be looked at."""
+    """What one node has.
+
+    store_bytes: size of its object store; 0 where no Ray runs yet.  problem: why the node could not be examined.
+    """
 
     node: Node
     host: str = ""
@@ -42,8 +45,8 @@ class Machine:
 class Inventory:
     """All machines that a run may use.
 
-    where: which Ray.  machines: all nodes.  to_come: nodes that the cluster file allows and that are not there yet.
-    unknown: how many more, of unknown size.
+    where: which Ray it is.  machines: all nodes.  to_come: nodes that the cluster file allows and that have not joined
+    yet.  unknown: how many more may join whose size is unknown.
     """
 
     where: str
@@ -53,7 +56,7 @@ class Inventory:
 
 
 def take_inventory(resources: Resources) -> Inventory:
-    """Look at this machine, or, where an address is given, at every node of that cluster.
+    """Examine this machine, or, where an address is given, every node of that cluster.
 
     Raises UserError where the cluster does not answer.
     """
@@ -65,7 +68,7 @@ def take_inventory(resources: Resources) -> Inventory:
         return Inventory(session.where, [_answer(*a) for a in asked], cluster.to_come, cluster.unknown)
 
 
-def _ask(node: Node, about: dict[str, Any]) -> Ref:
+def _ask(node: Node, about: PlainMapping) -> Ref:
     strategy = NodeAffinitySchedulingStrategy(about["NodeID"], soft=False)
     look = ray.remote(_look).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
     answer: Ref = look.remote(node, int(about["Resources"].get("object_store_memory", 0)))
@@ -83,7 +86,7 @@ def _answer(node: Node, asked: Ref) -> Machine:
 
 
 def _look(node: Node, store: int) -> Machine:
-    """Look at the machine on which this runs."""
+    """Examine the machine on which this runs."""
     import torch
 
     disk = shutil.disk_usage("/tmp")

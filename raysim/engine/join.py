@@ -1,18 +1,27 @@
-"""Joining a Ray cluster that is there: what cannot work is found out before Ray itself would try, for minutes."""
+"""Joins a running Ray cluster; finds out first whether that can work, because Ray itself would try for minutes."""
 
-from typing import Any
+from typing import Protocol, cast
 
 import ray
 
 from raysim.core.errors import UserError
+from raysim.core.plain import PlainDict, PlainMapping
 from raysim.engine.ray_private import address_of_auto, asks_for_token, show_token
 
 
-def join(address: str, source: str, options: dict[str, Any]) -> Any:
-    """What `ray.init` returns for a cluster: `auto`, one that was started on this machine, or HOST:PORT.
+class RayContext(Protocol):
+    """The part that is used here of what `ray.init` returns."""
 
-    source: where the address comes from, for people.  options: of `ray.init`.
-    Raises UserError where no cluster answers, it is another Ray, or it asks for a token that this process has not.
+    address_info: PlainDict
+    dashboard_url: str | None
+
+
+def join(address: str, source: str, options: PlainMapping) -> RayContext:
+    """Join a cluster, at `auto` (one that was started on this machine) or HOST:PORT; returns what `ray.init` returns.
+
+    source: where the address comes from, for people.  options: further arguments of `ray.init`.
+    Raises UserError if no cluster answers, if its Ray has another version, or if it asks for a token that this process
+    does not have.
     """
     if "://" in address:
         raise UserError(
@@ -24,7 +33,7 @@ def join(address: str, source: str, options: dict[str, Any]) -> Any:
         place = address_of_auto() if address == "auto" else address
         if place is not None and asks_for_token(place) and not show_token():
             raise _no_token(place, source)
-        return ray.init(address=place or address, **options)
+        return cast(RayContext, ray.init(address=place or address, **options))
     except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
         raise _no_cluster(address, source, error) from error
 

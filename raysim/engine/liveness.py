@@ -1,4 +1,4 @@
-"""Whether the Ray on this machine is still there: without it, Ray would end the driver's process without a word."""
+"""Whether the Ray on this machine is still alive; without this check Ray would end the driver without any message."""
 
 from pathlib import Path
 
@@ -9,9 +9,10 @@ _SOCKETS = Path("/proc/net/unix")
 
 
 def lost_part() -> str:
-    """The process of Ray that has died, of those that this driver cannot do without; empty if there is none.
+    """The name of a process of Ray that this driver needs and that has died; empty if there is none.
 
-    Asks no process: a Ray started here is known by its children, one that was joined by the raylet's socket (on Linux).
+    No process is asked: for a Ray that this driver started its child processes are checked, for one that it joined the
+    raylet's socket (on Linux).
     """
     dead = dead_process()
     if dead:
@@ -33,7 +34,7 @@ def check_ray() -> None:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """What went wrong: `error`, or RayLost where the death of Ray shows as an error of another kind."""
+    """Return `error`, or RayLost where Ray has died and `error` is a consequence of that."""
     if isinstance(error, Exception) and not isinstance(error, UserError | RunError):
         try:
             check_ray()

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 Built = TypeVar("Built")
 
 ClientState = dict[str, NDArray[np.generic]]
-"""What a client keeps between its rounds, by name: of its algorithm, of what it has not sent, of its statistics."""
+"""What a client keeps between its rounds, by name: vectors of its algorithm, what it has not sent, its statistics."""
 
 
 @dataclass(frozen=True)
 class Plugin(Generic[Built]):
-    """A plug-in by kind and name with its checked parameters; found again in the process that uses it.
+    """A plug-in by kind and name with its checked parameters, so that any process can look it up and build it.
 
-    Built: what it gives, such as an AggregationRule or a module of torch.
+    Built: the type of what it builds, such as an AggregationRule or a module of torch.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Plugin(Generic[Built]):
     params: PlainMapping
 
     def build(self, *positional: object) -> Built:
-        """Call it with what the engine supplies and the user's parameters."""
+        """Build it from the arguments that the engine supplies and the user's parameters."""
         from raysim.config.registry import resolve
 
         return cast(Built, resolve(self.kind, self.name)(*positional, **self.params))
@@ -41,14 +41,14 @@ class Plugin(Generic[Built]):
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """Everything a worker needs to take part; a replacement for a dead worker gets the same.
+    """Everything a worker needs for its work; a worker that replaces a dead one gets the same.
 
     measure: statistics of a trained client beyond loss and norm, with their options, such as {"oui": {...}}.
     update_bytes_limit: updates beyond this many bytes wait in the object store, which spills to disk.
     update: what a client does to its update before it sends it.  buffers: average, local or global (`local.batchnorm`).
-    versions: of the driver's packages, which every worker must have too.  client_batching: whether several clients may
-    be trained at once.  seed: of the run; model_seed: of the initial parameters, partition_seed: of the noise on
-    clients' images, each that of the run where it is None.
+    versions: those of the driver's packages, which every worker must have too.  client_batching: whether several
+    clients may be trained at once.  seed: that of the run.  model_seed: the seed of the initial parameters; None: that
+    of the run.  partition_seed: the seed of the noise on clients' images; None: that of the run.
     """
 
     seed: int
@@ -68,7 +68,7 @@ class WorkerSetup:
 
 @dataclass(frozen=True)
 class SumWeights:
-    """The weight of one client in each of a round's sums: of its update, its float buffers, its summed vectors."""
+    """The weights of one client in a round's sums: for its update, for its float buffers and for its summed vectors."""
 
     update: float
     buffers: float
@@ -77,7 +77,10 @@ class SumWeights:
 
 @dataclass(frozen=True)
 class Failure:
-    """A client's work raised; plain text, because not every exception survives a trip between processes."""
+    """A client's work raised an exception; described in text, because not every exception can be sent on to the driver.
+
+    diverged: whether its training left the numbers that can be aggregated.
+    """
 
     client: int
     cause: str
@@ -86,7 +89,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class PartialSum:
-    """The sums over some of a round's clients, in grid units (`engine.reduce`); counters: the element-wise maximum."""
+    """The sums over some of a round's clients, in grid units (`engine.reduce`).
+
+    counters: the element-wise maximum of the integer buffers, not their sum.
+    """
 
     params_P: FloatArray
     buffers_F: FloatArray

@@ -1,4 +1,4 @@
-"""The object store: what the driver puts there belongs to the driver and outlives every worker."""
+"""The object store: the driver owns what it puts there, so it remains when a worker dies."""
 
 from typing import Any, TypeVar
 
@@ -10,24 +10,24 @@ T = TypeVar("T")
 
 
 def put(value: object) -> Ref:
-    """A reference to a value, readable by every worker as shared memory."""
+    """Put a value into the object store, where every worker can read it as shared memory; returns its reference."""
     return ray.put(value)
 
 
 def put_shared(value: T) -> tuple[Ref, T]:
-    """(a reference to a value, the value as all workers see it): arrays in shared memory, not to be written to.
+    """Put a value; returns (its reference, the value as all workers see it: arrays in shared memory, read-only).
 
-    Whoever uses the second one from then on needs no memory of its own for its arrays.
+    A caller that goes on with the second one can free the memory of the original arrays.
     """
     reference = put(value)
     return reference, get(reference)
 
 
 def capacity_bytes() -> int:
-    """What the object stores of all nodes hold in memory; more than that spills to disk."""
+    """How many bytes the object stores of all nodes hold in memory; more than that spills to disk."""
     return int(ray.cluster_resources().get("object_store_memory", 0))
 
 
-def get(reference: Ref) -> Any:
-    """The value of a reference; its arrays are shared memory, not to be written to."""
+def get(reference: Ref) -> Any:  # the caller knows what it put
+    """Get the value of a reference; its arrays are shared memory and read-only."""
     return ray.get(reference)

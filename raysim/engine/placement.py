@@ -1,4 +1,4 @@
-"""How many workers fit where: arithmetic, shown before it runs; what cannot be placed is refused, never waited for."""
+"""How many workers fit on which nodes: pure arithmetic; what cannot be placed is refused, never waited for."""
 
 import math
 import os
@@ -12,8 +12,8 @@ from raysim.config.schema import Resources
 from raysim.core.errors import UserError
 from raysim.core.host import physical_bytes
 
-WORKER_BYTES = 400_000_000  # private to a worker process with torch loaded, on CPU
-GPU_WORKER_BYTES = 1_500_000_000  # of the machine's memory, for one that has CUDA's libraries and context, too
+WORKER_BYTES = 400_000_000  # private memory of a worker process on CPU, with torch loaded
+GPU_WORKER_BYTES = 1_500_000_000  # the machine's memory that a worker with CUDA's libraries and context takes
 LEAST_FRACTION = 0.0001  # Ray counts a GPU in units of this
 
 
@@ -29,13 +29,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Placement:
-    """workers in all, each with a fraction of a GPU (0: CPU only)."""
+    """How many workers there are in all, and the fraction of a GPU that each has (0: CPU only)."""
 
     workers: int
     gpus_per_worker: float
 
     @property
     def device(self) -> str:
+        """What torch calls the device of a worker: cuda or cpu."""
         return "cuda" if self.gpus_per_worker > 0 else "cpu"
 
     def __str__(self) -> str:
@@ -46,7 +47,7 @@ class Placement:
 
 
 def local_node() -> Node:
-    """This machine, as far as this process may use it."""
+    """This machine, with the cores, GPUs and memory that this process may use."""
     import torch
 
     memory = min(physical_bytes(), _memory_limit())
@@ -54,7 +55,7 @@ def local_node() -> Node:
 
 
 def _memory_limit() -> int:
-    """What a container allows this process; more than any machine has, without a limit."""
+    """The bytes of memory that a container allows this process; sys.maxsize where there is no limit."""
     file = Path("/sys/fs/cgroup/memory.max")
     text = file.read_text().strip() if file.is_file() else ""
     return int(text) if text.isdecimal() else sys.maxsize
@@ -63,7 +64,7 @@ def _memory_limit() -> int:
 def capacity(node: Node, fraction: float, threads: int = 1) -> int:
     """How many workers with this fraction of a GPU (0: none) and this many CPU cores each fit on a node.
 
-    Where a worker has a part of a GPU, the node's memory counts, too, if it is known.
+    Where a worker has a fraction of a GPU, the node's memory is a limit, too, if it is known.
     """
     by_cores = node.cpus // threads
     if fraction == 0:
@@ -84,12 +85,12 @@ def place(
     more_than_cores: bool = False,
     threads: int = 1,
 ) -> Placement:
-    """The workers that fit on `nodes`; UserError with the numbers where the request does not fit.
+    """Place workers on `nodes`; UserError with the numbers where the request does not fit.
 
     A fraction below one packs floor(1 / fraction) workers on a GPU, never across GPUs; one above one must be whole and
     takes that many GPUs of one node.  "auto" with a number of workers: the largest 1 / m that has room for them.
-    threads: CPU cores that a worker takes, with or without a GPU; more_than_cores: unless workers are asked for by
-    number, as long as the memory, where it is known, holds them.
+    threads: CPU cores that a worker takes, with or without a GPU.  more_than_cores: a number of workers may be larger
+    than the cores allow, as long as the memory, where it is known, holds them.
     """
     gpus = sum(n.gpus for n in nodes)
     if fraction == "auto":
@@ -104,7 +105,7 @@ def place(
 
 
 def place_here(resources: Resources) -> Placement:
-    """The workers of a Ray that is started on this machine; UserError where they do not fit."""
+    """Place the workers of a Ray that is started on this machine; UserError where they do not fit."""
     return place(
         [local_node()], resources.workers, resources.gpus_per_worker, more_than_cores=True,
         threads=resources.threads_per_worker,

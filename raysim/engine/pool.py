@@ -22,9 +22,9 @@ from raysim.engine.worker import Worker
 
 __all__ = ["Item", "Pool"]
 
-LOOK_S = 1.0  # between looks at whether Ray itself is still there
-ROOM_S = 5.0  # between looks at what the cluster has room for
-START_FAILURES = 10  # workers that may die one after another while none is up
+LOOK_S = 1.0  # seconds between checks whether Ray itself is still alive
+ROOM_S = 5.0  # seconds between checks how many workers the cluster has room for
+START_FAILURES = 10  # workers that may die one after another while none has started
 
 
 @dataclass(kw_only=True)
@@ -42,7 +42,7 @@ class _Member(WorkerLoad[Call]):
 
 @dataclass(frozen=True)
 class _Request:
-    """A worker was asked to give items back.  ref: to its answer."""
+    """A worker was asked to give items back.  ref: the reference to its answer."""
 
     member: _Member
     items: list[Item]
@@ -50,7 +50,7 @@ class _Request:
 
 
 class Pool:
-    """Ray actors that take calls; knows nothing of what the calls do."""
+    """The workers of a session, as Ray actors that take calls; knows nothing of what the calls do."""
 
     def __init__(self, placement: Placement, resources: Resources) -> None:
         self.placement = placement
@@ -75,14 +75,18 @@ class Pool:
             "num_cpus": resources.threads_per_worker, "num_gpus": gpu, "max_restarts": 0, "max_task_retries": 0,
             "concurrency_groups": {"control": 1},  # answers `give_back` while a call trains
         }
-        self._factory: Any = ray.remote(**options)(Worker)
+        self._factory: Any = ray.remote(**options)(Worker)  # Ray has no public type for it
         for _ in range(placement.workers):
             self._start()
 
     def begin_run(
         self, resources: Resources, room: Callable[[], int] | None, say: Callable[[str], None]
     ) -> None:
-        """Take a run's settings.  room: how many workers there should be, asked every ROOM_S; None: always as many."""
+        """Use the settings of a new run.
+
+        room: returns how many workers there should be, called every ROOM_S; None: their number stays.  say: told of
+        workers that start and that are lost.
+        """
         self.resources = resources
         self.lost = 0
         self.lost_s = 0.0
@@ -119,12 +123,13 @@ class Pool:
     ) -> Iterator[tuple[int, list[Item], Any]]:
         """Do all items, longest first; yields (worker id, items, answer) as calls end, in any order.
 
-        What each worker gets, and when, is planned by `engine.schedule.Plan`. What a dead or overdue worker had is done
-        again elsewhere, together with `on_lost(worker id)`: items that were done, and whose results died with it.
-        largest: items in one call.  last: takes the place of `submit` in a call that a worker is not expected to get
-        another one after.  kind: of the work; how fast each worker does it is remembered from one `map` to the next.
-        take_back: where it is given, an answer is a list (or a tuple that begins with one) in which None stands for an
-        item that the worker gave back; it is done elsewhere.
+        What each worker gets, and when, is planned by `engine.schedule.Plan`. The items of a dead or overdue worker are
+        done again by others, together with `on_lost(worker id)`: items that it had done, and whose results are lost
+        with it.
+        submit: sends one call.  largest: how many items one call may have.  last: replaces `submit` in the call that is
+        expected to be the worker's last.  kind: names the work; each worker's pace at it is remembered from one `map`
+        to the next.  take_back: where it is given, an answer is a list (or a tuple that begins with one) in which None
+        stands for an item that the worker gave back; another worker does it.
         Raises RunError naming an item that failed max_retries + 1 times.
         """
         calls = MapCalls(submit, last or submit, take_back)
@@ -147,7 +152,7 @@ class Pool:
         plan.ended(self.members)
 
     def ask(self, questions: Mapping[int, Question]) -> tuple[dict[int, Any], list[int]]:
-        """One call to each of these workers, all at once: (answers by worker, workers that were lost)."""
+        """Call each of these workers once, all at the same time; returns (answers by worker, workers lost)."""
         answers: dict[int, Any] = {}
         lost = [id_ for id_ in questions if id_ not in self.members]
         for id_, question in questions.items():
@@ -174,25 +179,25 @@ class Pool:
         return call, seconds
 
     def call_any(self, submit: Submit, name: str) -> Any:
-        """The answer of whichever worker is free first."""
+        """Send a call to the worker that is free first; returns its answer.  name: of the work, for messages."""
         return next(answer for _, _, answer in list(self.map([Item(None, 1.0, name)], submit)))
 
     def node(self, worker: int) -> str:
-        """Ray's name of a worker's node; empty for one that is no more."""
+        """Ray's name of a worker's node; empty for a worker that has died."""
         return self.members[worker].node if worker in self.members else ""
 
     def worker_on(self, node: str) -> int | None:
-        """A worker on this node that is up, if there is one."""
+        """The id of a worker on this node that has started, or None."""
         return next((id_ for id_, m in self.members.items() if m.ready and self.node(id_) == node), None)
 
     def tell(self, submit: Question) -> None:
-        """Send every worker a call whose answer does not matter."""
+        """Send every worker a call whose answer is not used."""
         for member in self.members.values():
             submit(member.actor)
 
     def _hand_out(self, plan: Plan, calls: MapCalls) -> None:
         """Send out what the plan says; where nothing is left to send, ask a worker to give some of its work back."""
-        now = time.monotonic()  # one for all: what was handed out a moment ago has not begun yet
+        now = time.monotonic()  # one time for all: calls that were sent a moment ago have not begun yet
         for id_, chunk, is_last in plan.hand_out(self.members, now):
             member = self.members[id_]
             if not member.chunks:
@@ -210,8 +215,8 @@ class Pool:
     def _take_back(self, plan: Plan) -> None:
         """Put what a worker gave back into the queue.
 
-        Calls that it has answered meanwhile, or that died with it, are none of its chunks any more: what becomes of
-        their items was decided then.
+        Calls that it has answered meanwhile, or that were lost with it, are no longer among its chunks: their items
+        were dealt with at that time.
         """
         request = self._request
         if request is None:
@@ -226,9 +231,9 @@ class Pool:
             plan.add(call.take_back(item for item in call.items if id(item) in given_back))
 
     def _wait(self, plan: Plan | None = None) -> list[tuple[_Member, Any]]:
-        """Wait up to a second; (member, answer or Lost) for each call that has ended, dead members replaced.
+        """Wait up to a second, and replace dead members; returns (member, answer or Lost) for each call that has ended.
 
-        plan: gets what workers give back.
+        plan: gets the items that workers give back.
         """
         now = time.monotonic()
         if now > self._looked_at + LOOK_S:
@@ -274,13 +279,13 @@ class Pool:
         return events
 
     def whereabouts(self) -> str:
-        """How many workers are up, and where."""
+        """A message that says how many workers have started on each node."""
         nodes = Counter(m.address for m in self.members.values() if m.ready)
         where = ", ".join(f"{address}: {count}" for address, count in sorted(nodes.items()))
         return f"{sum(nodes.values())} of {self.wanted} workers are up ({where})"
 
     def _follow_the_cluster(self) -> None:
-        """Start workers where nodes joined; take back those that wait for nodes that are gone."""
+        """Start workers where nodes have joined; end those that wait for nodes that have left."""
         now = time.monotonic()
         if self._room is None or now < self._measured_at + ROOM_S:
             return
@@ -317,7 +322,7 @@ class Pool:
         return Lost(cause)
 
     def _requeue(self, member: _Member, cause: str) -> list[Item]:
-        """What a lost worker had before it, to be done again; only its first call had begun."""
+        """The items that a lost worker still had to do, to be done again; only those of its first call had begun."""
         if member.chunks:
             for item in member.chunks[0].left():
                 item.attempts += 1
@@ -334,5 +339,5 @@ class Pool:
 
 def _kill(actor: WorkerActor) -> None:
     """End a worker's process at once."""
-    handle: Any = actor
+    handle: Any = actor  # `WorkerActor` describes the methods of Ray's handle, not its type
     ray.kill(handle)

@@ -1,7 +1,8 @@
-"""Every use of a part of Ray that Ray does not promise to keep: what for, and what happens without it.
+"""Every use of a private part of Ray, which another version may lack: what it is used for, and what happens without it.
 
-A Ray that has moved or lost a name is used without it. Where Ray does not start with what is replaced or set here,
-`engine.session` starts it once more without. How many seconds each saves: benchmarks/private_parts.py.
+Where a version of Ray lacks a name, raysim works without it. Where Ray does not start with the replacements and
+settings below, `engine.session` starts it once more without them. How many seconds each saves:
+benchmarks/private_parts.py.
 
 Replaced while Ray starts (`REPLACED`):
 - processes: Node.start_monitor, start_log_monitor and start_api_server start nothing: no autoscaler, no collector of
@@ -9,18 +10,18 @@ Replaced while Ray starts (`REPLACED`):
 - agent: utils.get_dashboard_dependency_error says that there is no dashboard, so that the agent of the node, for which
   Ray waits, is a small one.
 - signals: ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER leaves SIGTERM to the driver. Without it Ray's handler
-  prints a stack and ends the process after 3 s, whether the run is wound up or not.
+  prints a stack and ends the process after 3 s, even if the run has not saved everything yet.
 Set in the environment while Ray starts (`ENVIRONMENT`):
-- RAY_preload_python_modules: processes of workers load torch before they know what they are for.
+- RAY_preload_python_modules: the processes of workers load torch before they get their first call.
 - RAY_task_events_report_interval_ms and RAY_enable_metrics_collection: no record of every call ever made and no
   statistics of Ray's own. They save memory that would grow with the run, no seconds.
 Asked:
-- worker._global_node: which process of Ray has died. Without it Ray ends the driver without a word.
+- worker._global_node: which process of Ray has died. Without it Ray ends the driver without any message.
 - services.canonicalize_bootstrap_address_or_die, the call NodeInfoGcsService/CheckAlive, authentication_token_setup:
-  that a cluster does not answer, or wants a token, is found out within 10 s; Ray itself tries for minutes.
-Relied on elsewhere, where only a message or a wait gets worse without: the resource node:__internal_head__ and the file
-ray_bootstrap_config.yaml (engine.cluster), the words of the error of an actor that cannot start (engine.failures), the
-folder of `ray job submit` (core.persistent), the argument _temp_dir of ray.init (engine.session).
+  whether a cluster does not answer, or wants a token, is known within 10 s; Ray itself tries for minutes.
+Used in other modules, where only a message or a wait gets worse without it: the resource node:__internal_head__ and the
+file ray_bootstrap_config.yaml (engine.cluster), the text of the error of an actor that cannot start (engine.failures),
+the folder of `ray job submit` (core.persistent), the argument _temp_dir of ray.init (engine.session).
 """
 
 import contextlib
@@ -43,17 +44,20 @@ _NO_PROXY = [("grpc.enable_http_proxy", 0)]
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """In place of what starts a process."""
+    """Replaces a function of Ray that starts a process."""
 
 
 def _no_dashboard() -> ImportError:
-    """What Ray finds where it was installed without its dashboard: its agent is a small one then."""
+    """The answer that Ray gets where it was installed without its dashboard; it then starts a smaller agent."""
     return ImportError("the dashboard is not used")
 
 
 @dataclass(frozen=True)
 class Replaced:
-    """A name of Ray's that has another value while Ray starts.  owner: a class in the module, or "" for itself."""
+    """A private name of Ray that gets another value while Ray starts.
+
+    group: what it belongs to, as in the head of this module.  owner: a class in the module; "": the module itself.
+    """
 
     group: str
     module: str
@@ -73,7 +77,7 @@ REPLACED = (
 
 @contextlib.contextmanager
 def lean_ray() -> Iterator[None]:
-    """While this is entered, `ray.init` starts nothing but what objects, actors and calls need."""
+    """A context in which `ray.init` starts only the processes that objects, actors and calls need."""
     with contextlib.ExitStack() as stack:
         for part in REPLACED:
             owner = _found(part.module, part.owner)
@@ -84,17 +88,17 @@ def lean_ray() -> Iterator[None]:
 
 
 def _found(module: str, name: str = "") -> Any:
-    """A private module of Ray's, or what has this name in it; None where this Ray has no such thing."""
+    """A private module of Ray, or the attribute `name` of it; None where this version of Ray has no such thing."""
     try:
-        there = importlib.import_module(module)
+        found = importlib.import_module(module)
     except ImportError:
         return None
-    return getattr(there, name, None) if name else there
+    return getattr(found, name, None) if name else found
 
 
 @contextlib.contextmanager
 def lean_environment() -> Iterator[None]:
-    """While this is entered, the processes that Ray starts find ENVIRONMENT, but for what the user has set."""
+    """A context in which the processes that Ray starts get the variables of ENVIRONMENT that the user has not set."""
     added = {key: value for key, value in ENVIRONMENT.items() if key not in os.environ}
     os.environ.update(added)
     try:
@@ -105,7 +109,7 @@ def lean_environment() -> Iterator[None]:
 
 
 def dead_process() -> str:
-    """The kind of a process of the Ray started here that has died, such as "raylet"; "" if none is known to have."""
+    """The kind of a process that has died, such as "raylet", of a Ray that was started here; "" if none is known."""
     node = getattr(_found("ray._private.worker"), "_global_node", None)
     try:
         dead = [str(kind) for kind, _ in node.dead_processes()] if node is not None else []
@@ -130,7 +134,7 @@ def address_of_auto() -> str | None:
 
 
 def asks_for_token(address: str) -> bool:
-    """Whether the cluster wants to see a token; ConnectionError if no Ray answers within 10 s."""
+    """Whether the cluster requires a token; ConnectionError if no Ray answers within 10 s."""
     if os.environ.get("RAY_USE_TLS", "0") == "1":
         return False  # Ray reads its own keys and certificates
     with grpc.insecure_channel(address, options=_NO_PROXY) as channel:
@@ -146,7 +150,10 @@ def asks_for_token(address: str) -> bool:
 
 
 def show_token() -> bool:
-    """Let this process show its token; Ray itself does so only to a cluster that it starts.  Whether there is one."""
+    """Make this process send its token, which Ray by itself does only to a cluster that it starts.
+
+    Returns whether there is a token, or True where only `ray.init` can find out.
+    """
     setup = "ray._private.authentication.authentication_token_setup"
     enable = _found(setup, "maybe_enable_token_auth_if_token_available")
     if enable is None:

@@ -27,7 +27,7 @@ from raysim.engine.messages import PartialSum, SumWeights
 PARAM_BITS = 40
 BUFFER_BITS = 24
 MAX_WEIGHT = 4.0
-BLOCK = 1 << 17  # numbers that a CPU adds at a time: scratch for all of them would double the memory of a sum
+BLOCK = 1 << 17  # numbers that a CPU adds at a time: temporary memory for all of them would double that of a sum
 
 
 def limit(bits: int) -> float:
@@ -41,7 +41,7 @@ def within(values: Tensor, bits: int) -> bool:
 
 
 class Diverged(Exception):
-    """Training left the numbers that can be aggregated."""
+    """A loss or an update is not finite, or outside the range in which sums are exact."""
 
 
 def checked_norm(loss: float, update: dict[str, Tensor]) -> float:
@@ -97,7 +97,7 @@ class UpdateSums:
         torch.maximum(self.counters, update["counters"], out=self.counters)
 
     def result(self) -> PartialSum:
-        """The sums so far as arrays in grid units, on the CPU."""
+        """Return the sums so far as arrays in grid units, on the CPU."""
         arrays = {name: s.units.cpu().numpy() for name, s in self.sums.items()}
         return PartialSum(arrays.pop("delta"), arrays.pop("buffers"), self.counters.cpu().numpy(), arrays)
 
@@ -118,7 +118,7 @@ def from_units(units: FloatArray, bits: int) -> FloatArray:
 
 
 def scale(w_K: FloatArray) -> float:
-    """The power of two by which weights must be divided for an exact sum: 1 for all that sum to 1.
+    """The power of two by which weights w_K must be divided for an exact sum: 1 for weights that sum to 1.
 
     Raises ValueError for weights that are not finite.
     """

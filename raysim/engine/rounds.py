@@ -1,6 +1,7 @@
 """One round on the workers: train the cohort, then answer a rule's questions with sums and products of the updates.
 
-No client's update reaches the driver. What a dead worker held is trained again, from the same inputs, to the same bits.
+No client's update reaches the driver. Clients whose updates are lost with a dead worker are trained again, from the
+same inputs, which gives the same bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,15 +23,15 @@ from raysim.engine.schedule import Item
 from raysim.engine.traffic import Traffic
 
 SUMMED = -1
-"""Owner of an update that is in a sum which no worker's death takes away: it is in the object store, or was fetched."""
+"""Owner of an update that is part of a sum in the object store or at the driver, where no worker's death removes it."""
 Asking = Callable[[list[int]], Question]
 """(client ids) -> the question for the worker that holds their updates."""
 
 
 class Round:
-    """A round's updates, where they are: the `updates` handle that aggregation rules get.
+    """A round's updates, which stay on the workers: the `updates` handle that aggregation rules get.
 
-    reports: the clients that trained, in order of client id.  dropped: the others, with the reason.
+    reports: one of each client that trained, in order of client id.  dropped: the failures of the others, by client id.
     states: new client states, for algorithms that keep one.
     """
 
@@ -44,9 +45,11 @@ class Round:
         parameters: int,
         drop_failures: bool = False,
     ) -> None:
-        """parameters: P, the length of an update.
+        """Prepare a round; `train` begins it.
 
-        sum_weights: each client's weights in the sums, for rules whose weights do not depend on updates.
+        number: of the round.  state_ref: reference to the global model.  parameters: P, the length of an update.
+        sum_weights: each client's weights in the sums, for rules whose weights do not depend on updates; None for
+        others.  drop_failures: clients that fail are left out, instead of ending the run.
         """
         self.pool = pool
         self.number = number
@@ -65,7 +68,7 @@ class Round:
         self._sums: list[PartialSum] = []
 
     def train(self) -> None:
-        """Train the cohort on the workers, once. Afterwards `reports`, `clients` and the questions below have answers.
+        """Train the cohort on the workers, once; afterwards `reports`, `clients` and the methods below can be used.
 
         Raises ClientError or DivergenceError for a client that fails, unless failures are dropped.
         """
@@ -120,7 +123,7 @@ class Round:
     def _take(
         self, worker: int, task: ClientTask, outcome: ClientReport | Failure, state: ClientState | None
     ) -> None:
-        """Take what a worker answered about one client.  Raises for a failure, unless failures are dropped."""
+        """Record a worker's answer about one client.  Raises for a failure, unless failures are dropped."""
         if isinstance(outcome, Failure):
             if not self.drop_failures:
                 raise (DivergenceError if outcome.diverged else ClientError)(task.client, self.number, outcome.cause)
@@ -133,16 +136,17 @@ class Round:
             self.states[task.client] = state
 
     def _lost(self, worker: int) -> list[Item]:
-        """The clients whose updates died with a worker."""
+        """Forget the updates that are lost with a worker; returns their clients as items."""
         gone = [k for k, owner in self.owner.items() if owner == worker]
         for k in gone:
             del self.owner[k]
         return [self._item(k) for k in gone]
 
     def _each(self, clients: Sequence[int], asking: Asking, sums: bool = False) -> list[tuple[str, list[int], Any]]:
-        """Ask the owners of these clients' updates; (node, clients, answer) of each, lost updates trained again first.
+        """Ask the owners of these clients' updates; returns (node, clients, answer) of each.
 
-        sums: the answer is a running sum, after which its owner holds these updates no more.
+        Clients whose updates were lost are trained again first.  sums: the answer is a running sum, and its owner no
+        longer has these updates afterwards.
         """
         answers: list[tuple[str, list[int], Any]] = []
         left = set(clients)
@@ -178,16 +182,16 @@ class Round:
         return np.array([found[k] for k in self.clients])
 
     def weighted_sum(self, w_K: FloatArray) -> FloatArray:
-        """sum_k w_k Delta_k, shape P: exact on the grid of `engine.reduce`, whatever the workers and their order."""
+        """sum_k w_k Delta_k, shape P: exact on the grid of `engine.reduce`, so it does not depend on the workers."""
         return self.sums({k: SumWeights(w, 0.0, 0.0) for k, w in zip(self.clients, w_K.tolist(), strict=True)})[0]
 
     def gram(self) -> FloatArray:
-        """Inner products of the updates with each other, K x K: slice by slice, summed in the order of the slices."""
+        """Inner products of the updates with each other, K x K, summed over slices of coordinates in a fixed order."""
         gram_KK: FloatArray = np.sum(self._by_slice(slices.gram_matrix), axis=0)
         return gram_KK
 
     def by_coordinate(self, fn: Callable[[FloatArray], FloatArray]) -> FloatArray:
-        """`fn` maps any slice of coordinates, K x p in float64, to p numbers; the slices' answers, joined: P."""
+        """Apply `fn`, which maps any slice of coordinates, K x p in float64, to p numbers; returns them joined: P."""
         return np.concatenate(self._by_slice(fn))
 
     def _by_slice(self, fn: slices.SliceFunction) -> list[FloatArray]:
@@ -201,7 +205,7 @@ class Round:
         """The answers for a few slices; a slice of which rows were lost with a worker is asked for again."""
 
         def give_up(worker: int) -> list[Item]:
-            self._lost(worker)  # what it held is trained again when it is next asked for
+            self._lost(worker)  # its clients are trained again when their updates are next asked for
             return []
 
         def submit(actor: WorkerActor, gathered: list[tuple[int, list[slices.StoredRows]]]) -> Ref:
@@ -226,7 +230,10 @@ class Round:
     def sums(
         self, sum_weights: Mapping[int, SumWeights]
     ) -> tuple[FloatArray, FloatArray, IntArray, dict[str, FloatArray]]:
-        """(weighted sum of updates, of float buffers, maximum of integer buffers, weighted sums of further vectors)."""
+        """Weighted sums over the round's clients, by the given weights of each.
+
+        Returns (sum of updates: P, sum of float buffers: F, maximum of integer buffers, sums of further vectors).
+        """
         w_K = np.array([sum_weights[k].update for k in self.clients])
         by = self.scale if self.sum_weights is not None else scale(w_K)
         scaled = self._scaled(sum_weights, by)
@@ -244,11 +251,11 @@ class Round:
 
     @staticmethod
     def _scaled(sum_weights: Mapping[int, SumWeights], by: float) -> dict[int, SumWeights]:
-        """The weights over a power of two, so that the sum of updates stays in the range in which it is exact."""
+        """The weights divided by a power of two, so that the sum of updates stays in the range in which it is exact."""
         return {k: replace(w, update=w.update / by) for k, w in sum_weights.items()}
 
     def _all_sums(self, asking: Asking) -> list[PartialSum]:
-        """Sums that hold every client once; what is lost on the way is trained again."""
+        """Partial sums that together contain every client once; clients of lost sums are trained again."""
         streams = self.sum_weights is not None
         if not streams:
             self._sums = []
@@ -267,7 +274,7 @@ class Round:
 
 
 def _cutting(wanted: list[slices.Slice]) -> Asking:
-    """Asks a worker to put slices of its clients' updates into the object store."""
+    """The question that makes a worker put slices of its clients' updates into the object store."""
 
     def asking(clients: list[int]) -> Question:
         return lambda actor: actor.put_slices.remote(clients, wanted)

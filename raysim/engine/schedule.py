@@ -1,6 +1,7 @@
-"""Who does what next: longest first to whoever will be done with it first, in calls that get smaller towards the end.
+"""Which worker does what next: the longest item first, to the worker that will finish it first, in shrinking calls.
 
-No Ray here and no clock: `now` is an argument, in seconds, so that a whole round can be simulated (tests/engine).
+There is no Ray here and no clock: `now` is an argument, in seconds, so that a whole round can be simulated
+(tests/engine).
 """
 
 import heapq
@@ -12,18 +13,22 @@ from statistics import median
 from typing import Any, Generic, TypeVar
 
 IN_FLIGHT = 2  # calls that a worker has at a time, so that it need not wait for the driver between them
-LEAST_FRACTION = 1 / 8  # of a worker's part of the work, and
-LEAST_S = 0.1  # seconds: no call should be less, because each costs some milliseconds
-WORTH_S = 0.1  # seconds that must be won, or a worker is not asked to give work back
+LEAST_FRACTION = 1 / 8  # a call should have at least this fraction of the mean work of a worker
+LEAST_S = 0.1  # seconds that a call should take at least, because each call costs some milliseconds
+WORTH_S = 0.1  # seconds that must be saved, or a worker is not asked to give work back
 PACE_STEP = 1.1  # paces closer than this factor count as equal
-RECOVERY = 0.05  # of a worker's difference from the others that is forgotten by each `map` in which it did nothing
+RECOVERY = 0.05  # fraction of a pace's difference from the median that is forgotten by each `map` without work
 
 
 @dataclass
 class Item:
-    """A piece of work.  cost: how long it takes in comparison with others.  name: what to call it in a message."""
+    """A unit of work.
 
-    payload: Any  # a plain value that the caller of `Pool.map` understands
+    payload: the arguments, which only the caller of `Pool.map` understands.  cost: how long it takes in comparison with
+    others.  name: what messages call it.  attempts: how often it has failed.
+    """
+
+    payload: Any  # each caller of `Pool.map` has a type of its own
     cost: float
     name: str
     attempts: int = 0
@@ -33,7 +38,7 @@ class Item:
 class Chunk:
     """The items of one call to a worker.
 
-    asked_for: ids of the items that the worker was asked to give back.  given_back: of those that it did give back.
+    asked_for: ids of the items that the worker was asked to give back.  given_back: ids of those that it gave back.
     """
 
     items: list[Item]
@@ -45,7 +50,7 @@ class Chunk:
         return [item for item in self.items if id(item) not in self.given_back] if self.given_back else self.items
 
     def take_back(self, items: Iterable[Item]) -> list[Item]:
-        """Note that these items are not done by this call; those of which that was not known yet."""
+        """Note that this call does not do these items; returns those for which that was not noted before."""
         news = [item for item in items if id(item) not in self.given_back]
         self.given_back.update(id(item) for item in news)
         return news
@@ -56,9 +61,9 @@ ChunkT = TypeVar("ChunkT", bound=Chunk)
 
 @dataclass
 class WorkerLoad(Generic[ChunkT]):
-    """What a worker has to do.
+    """The work that a worker has.
 
-    ready: whether it has started.  since: when the first of its chunks began, or the start of its process.
+    ready: whether it has started.  since: the time when the first of its chunks, or the start of its process, began.
     """
 
     id: int
@@ -75,9 +80,9 @@ def cost(items: Iterable[Item]) -> float:
 def assign(
     queue: Sequence[Item], free_at: Mapping[int, float], pace: Mapping[int, float]
 ) -> dict[int, list[Item]]:
-    """Assign items to workers, each to the one that would be done with it first (longest processing time first).
+    """Assign items to workers, each to the worker that would finish it first (longest processing time first).
 
-    queue: in order of cost, the longest last.  free_at: when each worker will be done with what it has, in seconds.
+    queue: in order of cost, the longest last.  free_at: when each worker will have finished what it has, in seconds.
     pace: seconds per unit of cost, of each worker.  Returns each worker's items, the longest first.
     Graham (1969), Bounds on multiprocessing timing anomalies; for unequal paces Gonzalez, Ibarra and Sahni (1977).
     """
@@ -98,18 +103,19 @@ def assign(
     return assigned
 
 
-def next_chunk(part: Sequence[Item], least: float) -> list[Item]:
-    """The items of a worker's next call: half of its part by cost, unless `least` is more or what remained were less.
+def next_chunk(assigned: Sequence[Item], least: float) -> list[Item]:
+    """The items of a worker's next call: half of those assigned to it by cost, or more.
 
-    An item that failed before travels alone, so that it cannot take others down with it.
+    The call has at least the cost `least`, and all items if less than that would remain. An item that failed before is
+    sent alone, so that others are not lost with it if it fails again.
     """
-    whole = cost(part)
+    whole = cost(assigned)
     target = max(whole / 2, least)
     if whole - target < least:
         target = whole
     chunk: list[Item] = []
     taken = 0.0
-    for item in part:
+    for item in assigned:
         if chunk and (taken >= target or item.attempts):
             break
         chunk.append(item)
@@ -120,13 +126,13 @@ def next_chunk(part: Sequence[Item], least: float) -> list[Item]:
 
 
 class Paces:
-    """Seconds per unit of cost of each worker, for each kind of work, as measured last; kept from round to round."""
+    """The measured pace of each worker for each kind of work, in seconds per unit of cost; kept from round to round."""
 
     def __init__(self) -> None:
         self._measured: dict[str, dict[int, float]] = {}
 
     def measured(self, kind: str, worker: int, seconds: float, cost_done: float) -> None:
-        """Note a call: the mean of what was known and what it shows, so that one hiccup does not count for much."""
+        """Note how long a call took: the new pace is the mean of the old and the measured one, which damps outliers."""
         if not kind or cost_done <= 0:
             return
         paces = self._measured.setdefault(kind, {})
@@ -134,7 +140,7 @@ class Paces:
         paces[worker] = (paces.get(worker, pace) + pace) / 2
 
     def of(self, kind: str, workers: Iterable[int]) -> dict[int, float]:
-        """The pace of each of these workers; the median of the others for one that is not known; {} if none is."""
+        """The pace of each of these workers; the median of the known ones for one that is not known; {} if none is."""
         paces = self._measured.get(kind, {})
         known = [paces[worker] for worker in workers if worker in paces]
         if not known:
@@ -143,9 +149,9 @@ class Paces:
         return {worker: paces.get(worker, usual) for worker in workers}
 
     def idle(self, kind: str, workers: Iterable[int]) -> None:
-        """These workers got no work of a kind: each counts as a little less different from the others than before.
+        """Note that these workers got no work of a kind: the pace of each moves a little towards the median.
 
-        Without this, a worker that was slow once, because something else ran beside it, would never be tried again.
+        Without this, a worker that was slow once, because another program ran at that time, would never get work again.
         """
         paces = self._measured.get(kind, {})
         usual = median(paces.values()) if paces else 0.0
@@ -154,12 +160,12 @@ class Paces:
                 paces[worker] *= (usual / paces[worker]) ** RECOVERY
 
     def forget(self, worker: int) -> None:
-        """Remove a worker that is no more."""
+        """Remove a worker that has died."""
         for paces in self._measured.values():
             paces.pop(worker, None)
 
     def clear(self) -> None:
-        """Forget everything: other work comes."""
+        """Forget all paces, because the work changes."""
         self._measured.clear()
 
 
@@ -169,12 +175,15 @@ Loads = Mapping[int, WorkerLoad[Any]]
 class Plan:
     """How the items of one `Pool.map` are handed out to workers, and taken back from those that are too slow.
 
-    Whenever a worker can take a call, all that is left is assigned anew, and the worker gets the first half of its
-    part. When nothing is left, a worker without work gets what another was given and has not begun.
+    Whenever a worker can take a call, all items left are assigned anew, and the worker gets the first half of its own.
+    When none is left, a worker without work gets items that another was given and has not begun.
     """
 
     def __init__(self, items: Iterable[Item], kind: str, paces: Paces, workers: int, most: int | None = None) -> None:
-        """kind: of work, as in `Paces`; "": no pace is kept.  workers: how many.  most: items in one call."""
+        """Plan some items.
+
+        kind: of work, as in `Paces`; "": no pace is kept.  workers: how many.  most: how many items a call may have.
+        """
         self.queue = sorted(items, key=lambda item: item.cost)
         self.kind = kind
         self._paces = paces
@@ -188,9 +197,9 @@ class Plan:
         self.queue.sort(key=lambda item: item.cost)
 
     def hand_out(self, loads: Loads, now: float) -> Iterator[tuple[int, list[Item], bool]]:
-        """(worker, items of its next call, whether no other call is expected to follow for it), one after another.
+        """Yield (worker, items of its next call, whether that is expected to be its last), one after another.
 
-        Whoever iterates appends the call to the worker's chunks before asking for the next one.
+        The caller appends the call to the worker's chunks before it asks for the next one.
         """
         for depth in range(1, IN_FLIGHT + 1):
             for load in list(loads.values()):
@@ -201,28 +210,28 @@ class Plan:
                         yield load.id, chunk, last
 
     def _next(self, load: WorkerLoad[Any], loads: Loads, now: float) -> tuple[list[Item], bool]:
-        """(what a worker should do next, whether that is all of its part); nothing if others will be done sooner."""
+        """(items that a worker should do next, whether they are all of its items); none if others will be sooner."""
         if self._most == 1 and len(self.queue) > 2 * IN_FLIGHT * len(loads):
-            part = self.queue[-1:]
+            assigned = self.queue[-1:]
         else:
             pace, seconds_left = self._expected(loads, now)
             pace = {id_: _rounded(seconds) for id_, seconds in pace.items()}
-            part = assign(self.queue, seconds_left, pace)[load.id]
-            if not part and not load.chunks:  # those that are still to start may have got it all
+            assigned = assign(self.queue, seconds_left, pace)[load.id]
+            if not assigned and not load.chunks:  # workers that are still to start may have got everything
                 ready_at = {id_: seconds for id_, seconds in seconds_left.items() if loads[id_].ready}
-                part = assign(self.queue, ready_at, pace)[load.id]
+                assigned = assign(self.queue, ready_at, pace)[load.id]
         known = self._paces.of(self.kind, loads)
         least = max(LEAST_FRACTION * self._cost_per_worker, LEAST_S / known[load.id] if known else 0.0)
-        chunk = next_chunk(part, least)[: self._most]
+        chunk = next_chunk(assigned, least)[: self._most]
         taken = {id(item) for item in chunk}
         self.queue[:] = [item for item in self.queue if id(item) not in taken]
-        return chunk, len(chunk) == len(part)
+        return chunk, len(chunk) == len(assigned)
 
     def _expected(self, loads: Loads, now: float) -> tuple[dict[int, float], dict[int, float]]:
-        """(seconds per unit of cost, seconds until it is done with what it has) of each worker.
+        """(seconds per unit of cost, seconds until it has finished what it has) of each worker.
 
-        A call that takes longer than expected is expected to go on for as long again as it is late. Where no pace is
-        known each is 1, and what has begun counts in full.
+        A call that is late is expected to take as much longer again as it is late by now. Where no pace is known, each
+        is 1, and a call that has begun counts in full.
         """
         pace = self._paces.of(self.kind, loads)
         known = bool(pace)
@@ -243,9 +252,9 @@ class Plan:
         self._paces.measured(self.kind, worker, seconds, cost(items))
 
     def to_take_back(self, loads: Loads, now: float) -> tuple[int, list[Item]] | None:
-        """(a worker, items that workers without work would be done with sooner), or None.
+        """(a worker, items of it that workers without work would finish sooner), or None.
 
-        Asks for an item once at most: a worker that has begun it does not give it back.
+        An item is asked for at most once: a worker that has begun it does not give it back.
         """
         idle = [load.id for load in loads.values() if load.ready and not load.chunks]
         if self.queue or not idle:
@@ -274,11 +283,11 @@ class Plan:
         return None
 
     def ended(self, workers: Iterable[int]) -> None:
-        """The work is done: workers that got none of it move towards the pace of the others."""
+        """Note that the work is done: the pace of workers that got none of it moves towards the median."""
         if self.kind and self._worked:
             self._paces.idle(self.kind, [worker for worker in workers if worker not in self._worked])
 
 
 def _rounded(pace: float) -> float:
-    """A pace on a grid of PACE_STEP, so that workers of one kind count as equal."""
+    """A pace rounded to a power of PACE_STEP, so that workers of one kind count as equal."""
     return float(PACE_STEP ** round(math.log(pace) / math.log(PACE_STEP)))

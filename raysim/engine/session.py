@@ -1,4 +1,4 @@
-"""Starts Ray on this machine or joins a cluster, and leaves nothing behind."""
+"""Starts Ray on this machine or joins a cluster, and removes everything afterwards."""
 
 import contextlib
 import logging
@@ -10,12 +10,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ray
 
 from raysim.config.schema import Resources
 from raysim.core.errors import RunError
+from raysim.core.plain import PlainMapping
 from raysim.core.signals import Interrupted
 from raysim.engine.cluster import place_on_cluster, room, survey
 from raysim.engine.join import join
@@ -26,11 +26,11 @@ from raysim.engine.ray_private import lean_environment, lean_ray
 
 START_ATTEMPTS = 2
 _PREFIX = "raysim-ray-"
-_QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+_QUIET: PlainMapping = {"logging_level": logging.ERROR, "log_to_driver": False}
 
 
 def _sweep() -> None:
-    """Remove the folders of drivers that were killed, and end what is left of their Rays."""
+    """Remove the folders of drivers that were killed, and end the processes of Ray that they left."""
     for folder in Path("/tmp").glob(f"{_PREFIX}*"):
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists() and sys.platform == "linux":
@@ -39,7 +39,7 @@ def _sweep() -> None:
 
 
 def _end_processes(folder: str) -> None:
-    """End what is left of the Ray that has `folder` to itself: one that was interrupted as it started, or half dead."""
+    """End the remaining processes of the Ray that writes to `folder`: its start was interrupted, or some have died."""
     if sys.platform != "linux":
         return
     for process in Path("/proc").glob("[0-9]*"):
@@ -67,9 +67,9 @@ def starts_here(resources: Resources) -> bool:
 
 
 def placement_before_start(resources: Resources) -> Placement | None:
-    """What would run where, if that is known before Ray starts: here, or on the cluster this process has joined.
+    """Where the workers will run, if that is known before Ray starts: here, or on the cluster this process has joined.
 
-    None where a cluster, or its nodes, are yet to be joined.  Raises UserError for what does not fit.
+    None where the cluster, or some of its nodes, are not known yet.  Raises UserError for workers that do not fit.
     """
     if ray.is_initialized():
         cluster = survey()
@@ -85,15 +85,18 @@ def placement_before_start(resources: Resources) -> Placement | None:
 
 
 class Session:
-    """Ray, for one run or for many: starts it on this machine or joins a cluster, keeps the workers warm between runs.
+    """A connection to Ray for one run or for many: starts Ray here or joins a cluster, keeps the workers between runs.
 
-    A context manager. A Ray started here gets a folder of its own, no dashboard, and is gone afterwards; a process that
-    was connected to Ray before stays so. Raises UserError on entering if a cluster does not answer.  where: which Ray
-    it is, for people.
+    A context manager. A Ray started here gets a folder of its own and no dashboard, and is ended and removed
+    afterwards; a process that was connected to Ray before stays connected. Raises UserError on entering if a cluster
+    does not answer.  where: which Ray it is, for people.
     """
 
     def __init__(self, resources: Resources, unwanted: Callable[[], bool] = lambda: False) -> None:
-        """unwanted: whether a Ray that did not start need not be started again, asked in that case."""
+        """Prepare a session; entering it starts or joins Ray.
+
+        unwanted: called if Ray did not start; returns whether to give up instead of trying again.
+        """
         self.where = ""
         self._unwanted = unwanted
         self._joined = True
@@ -102,7 +105,7 @@ class Session:
         self._pool: Pool | None = None
 
     def __enter__(self) -> "Session":
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no report to Ray's makers
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics to the makers of Ray
         try:
             self.where = self._connect()
         except SystemExit as stop:  # how Ray answers SIGTERM while it starts
@@ -128,9 +131,9 @@ class Session:
         self._stack.close()
 
     def _start(self) -> None:
-        """Start Ray here; where that fails, once more without what Ray does not promise (`engine.ray_private`).
+        """Start Ray here; where that fails, once more without the use of its private parts (`engine.ray_private`).
 
-        The second attempt helps, too, where the machine was too busy for the half minute that Ray allows itself.
+        The second attempt also helps where the machine was too busy to start Ray within Ray's limit of half a minute.
         """
         for attempt in range(1, START_ATTEMPTS + 1):
             with contextlib.ExitStack() as attempt_stack:
@@ -176,9 +179,9 @@ class Session:
         return f"{where}, its dashboard through ssh: ray dashboard CLUSTER_FILE" if context.dashboard_url else where
 
     def pool(self, resources: Resources, say: Callable[[str], None] = lambda _: None) -> Pool:
-        """Workers for a run: those of the run before, if they are of the same kind, else new ones.
+        """Return the workers for a run: those of the run before, if they have the same resources, else new ones.
 
-        say: told of nodes that are waited for and of workers that come and go, where the cluster may change.
+        say: told of nodes that are waited for, and of workers that start or are lost where the cluster may change.
         """
         placement = place_on_cluster(resources, say)
         kind = (placement, resources.threads_per_worker)
@@ -190,13 +193,13 @@ class Session:
         return self._pool
 
     def discard_pool(self) -> None:
-        """End the workers, for example because a run failed and left them in the middle of something."""
+        """End the workers, for example because a run failed while they were working."""
         if self._pool is not None and not lost_part():
             self._pool.close()
         self._pool = None
 
 
 def _shut_down() -> None:
-    """Disconnect; without a Ray that answers this would wait for minutes."""
+    """Disconnect from Ray, unless it has died: then disconnecting would wait for minutes."""
     if not lost_part():
         ray.shutdown()

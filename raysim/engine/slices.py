@@ -1,9 +1,9 @@
 """Questions that need all clients' updates at once, answered slice by slice of coordinates.
 
 A slice is a range of coordinates whose matrix, clients x p, fits into SLICE_BYTES. Workers put the rows they hold into
-the object store; one of them gathers a slice, applies a function, and answers with little. Where slices begin and end
-depends on the numbers of clients and parameters alone, rows stand in order of client id, and no product goes through a
-BLAS, so the answer has the same bits whoever gives it.
+the object store; one of them gathers a slice, applies a function, and returns its small result. Where slices begin and
+end depends on the numbers of clients and parameters alone, rows are in order of client id, and no product is computed
+by a BLAS, so the answer has the same bits from every worker.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ from ray.exceptions import ObjectLostError
 from raysim.core.records import Float32Array, FloatArray
 from raysim.engine.calls import Ref
 
-SLICE_BYTES = 32_000_000  # of float32, in the object store; twice that in the worker that gathers it
+SLICE_BYTES = 32_000_000  # of a slice in float32, in the object store; twice that in the worker that gathers it
 BLOCK = 2048  # coordinates multiplied at a time, so that the products stay in the cache
 
 Slice = tuple[int, int]
@@ -32,7 +32,7 @@ def slices(parameters: int, clients: int) -> list[Slice]:
 
 
 def put_slices(rows_K: Iterable[Float32Array], wanted: Sequence[Slice]) -> list[Ref]:
-    """Put each wanted slice of these rows into the object store; one reference a slice."""
+    """Put each wanted slice of these rows into the object store; returns one reference for each slice."""
     cut: list[list[Float32Array]] = [[] for _ in wanted]
     for row_P in rows_K:
         for rows, (start, stop) in zip(cut, wanted, strict=True):
@@ -41,7 +41,7 @@ def put_slices(rows_K: Iterable[Float32Array], wanted: Sequence[Slice]) -> list[
 
 
 def answer(fn: SliceFunction, stored: Sequence[StoredRows]) -> FloatArray | None:
-    """`fn` of one slice of all clients, K x p in float64; None if rows were lost with the worker that held them."""
+    """Apply `fn` to one slice of all clients, K x p in float64; None if rows were lost with their worker."""
     rows: dict[int, Float32Array] = {}
     try:
         for clients, ref in stored:

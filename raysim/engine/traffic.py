@@ -1,7 +1,8 @@
 """How many bytes a round sends from one node of a cluster to another: computed from the sizes of arrays, not measured.
 
-Between workers and driver on one node nothing crosses: there these numbers are 0. What all workers of a node need, such
-as the global model, goes to that node once. Reports and other scalars, and the overhead of messages, are not counted.
+Between workers and driver on one node nothing is sent over the network: there these numbers are 0. What all workers of
+a node need, such as the global model, is sent to that node once. Reports and other scalars, and the overhead of
+messages, are not counted.
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ FLOAT32_BYTES = 4
 
 
 class Traffic:
-    """The bytes of one round that cross from node to node.  here: the driver's node."""
+    """The bytes that are sent from node to node in one round.  here: Ray's name of the driver's node."""
 
     def __init__(self, here: str) -> None:
         self.here = here
@@ -23,7 +24,7 @@ class Traffic:
         self._asked = 0
 
     def trained(self, node: str, task: ClientTask, state: ClientState | None) -> None:
-        """Count a client that was trained on a node: the model goes there, its state there (if it had one) and back."""
+        """Count a client that was trained on a node: the model and its old state are sent there, its new state back."""
         self.nodes |= {node} - {self.here}
         if state is not None:
             size = sum(array.nbytes for array in state.values())
@@ -49,7 +50,7 @@ class Traffic:
         self.bytes[what] += nbytes if node != self.here else 0
 
     def metrics(self, model: ModelState) -> dict[str, float]:
-        """The round's numbers, by their names among the metrics.  model: the global one that was trained on."""
+        """The round's numbers, by the names of their metrics.  model: the global model that clients started from."""
         self.bytes["broadcast"] = len(self.nodes) * (_nbytes(model) + self._asked)
         return {f"engine_bytes_{what}": size for what, size in self.bytes.items()}
 

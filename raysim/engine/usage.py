@@ -1,4 +1,4 @@
-"""What the workers and the driver do with the time of the rounds, by the driver's clock."""
+"""How long the workers and the driver work and wait in the rounds, by the driver's clock."""
 
 import contextlib
 import time
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 class Usage:
     """Seconds that each worker of a pool was busy and idle in the rounds of one run.
 
-    A worker is busy from when a call reaches it until its answer is seen here: with loading and summing, and with the
-    messages, which take a millisecond.  waited_s: seconds that the driver spent waiting for answers.
+    A worker is busy from when a call is sent to it until its answer is seen here, which includes loading, summing and
+    the messages, about a millisecond.  waited_s: seconds that the driver spent waiting for answers.
     """
 
     def __init__(self) -> None:
@@ -33,13 +33,13 @@ class Usage:
         self._lap_s[worker] += seconds
 
     def begin_round(self) -> None:
-        """Forget what was done before, such as making images."""
+        """Begin to count a round: forget work that was done before it, such as making images."""
         self._lap_s.clear()
 
     def end_round(self, workers: Iterable[int], seconds: float) -> float:
-        """The mean over workers of the seconds that each was idle in a round that took `seconds`.
+        """End a round that took `seconds`; returns the mean over workers of the seconds that each was idle in it.
 
-        workers: those that are up; one that was lost during the round counts, too.
+        workers: ids of those that have started; one that was lost during the round counts, too.
         """
         idle_s = []
         for worker in {*workers, *self._lap_s}:

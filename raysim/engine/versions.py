@@ -1,4 +1,4 @@
-"""The versions that decide on the bits: equal on every node, or the run stops."""
+"""The versions of the packages on which the bits of a result depend: equal on every node, or the run stops."""
 
 import platform
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from raysim.core.errors import UserError
 
 
 def installed() -> dict[str, str]:
-    """Versions of what computes, in this process; torch with its build, such as 2.14.1+cu130."""
+    """The versions of Python and of the packages that compute, in this process, such as torch 2.14.1+cu130."""
     import numpy
     import ray
     import torch

@@ -1,4 +1,4 @@
-"""The actor: one resident model and the whole data set, mapped read-only; trains, sums, evaluates and generates."""
+"""The worker: one model and the whole data set in read-only shared memory; trains, sums, evaluates and generates."""
 
 import os
 import sys
@@ -42,10 +42,14 @@ Update = dict[str, "torch.Tensor"]
 
 
 class Worker:
-    """One actor. Calls run one after another; nothing it holds cannot be made again elsewhere."""
+    """The Ray actor that does the work: its calls run one after another, and another worker can repeat all its work."""
 
     def __init__(self, device: str, threads: int, search_path: Sequence[str] = ()) -> None:
-        """search_path: where the driver finds modules, so that plug-ins of the user's own are found here too."""
+        """Set up torch for this process.
+
+        device: cpu or cuda.  threads: how many torch may use.  search_path: where the driver finds modules, so that the
+        user's own plug-ins are found here too.
+        """
         sys.path.extend(p for p in search_path if p not in sys.path)
         if device == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray shows every GPU to an actor that owns none
@@ -58,7 +62,7 @@ class Worker:
         self.device = device
         self.threads = threads
         self.claims = Claims()
-        self.generator: tuple[Plugin[ImageGenerator], ImageGenerator] | None = None  # and what it was built from
+        self.generator: tuple[Plugin[ImageGenerator], ImageGenerator] | None = None  # (what it is built from, itself)
 
     def where(self) -> tuple[str, str]:
         """The address of this worker's node, and Ray's name of the node."""
@@ -66,7 +70,7 @@ class Worker:
         return address, ray.get_runtime_context().get_node_id()
 
     def configure(self, setup: WorkerSetup, dataset: Dataset, partition: Partition) -> tuple[str, str]:
-        """Build the model and take hold of the shared data; answers as `where`.
+        """Build the model and keep references to the shared data; returns what `where` returns.
 
         Raises UserError, naming this node, where its versions differ from the driver's.
         """
@@ -98,7 +102,7 @@ class Worker:
     ) -> list[Answer | None]:
         """Train clients; keep their updates, or add them to a running sum if `sum_weights` are known.
 
-        Answers in the order of `tasks`, with None for a client that was given back meanwhile.
+        Returns one answer for each task, in their order; None for a client that was given back meanwhile.
         """
         from raysim.engine.reduce import UpdateSums
 
@@ -121,9 +125,9 @@ class Worker:
 
     @ray.method(concurrency_group="control")
     def give_back(self, round_: int, clients: Sequence[int]) -> list[bool]:
-        """For each of these clients, which are to be trained here: whether it has not begun and is left to others.
+        """Give back clients that were sent here; returns for each whether it had not begun: others may train those.
 
-        Answers while another call runs, in a thread of its own.
+        Runs in a thread of its own while another call trains.
         """
         return self.claims.give_back(round_, clients)
 
@@ -131,7 +135,7 @@ class Worker:
     def train_and_sum(
         self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], sum_weights: Sequence[SumWeights]
     ) -> tuple[list[Answer | None], PartialSum | None]:
-        """`train`, and give the running sum as an object of its own; it then begins anew."""
+        """Train clients as `train` does; returns (its answers, the running sum as an object of its own), resets it."""
         return self.train(round_, state, tasks, sum_weights), self._give_running_sum()
 
     def _keep(self, client: int, update: Update) -> None:
@@ -158,20 +162,21 @@ class Worker:
         return [float(self._update_of(k)["delta"].to(torch.float64) @ v_P) for k in clients]
 
     def put_slices(self, clients: Sequence[int], wanted: Sequence[slices.Slice]) -> list[Ref]:
-        """Put slices of these clients' updates where every worker can read them; one reference a slice."""
+        """Put slices of these clients' updates into the object store; returns one reference for each slice."""
         return slices.put_slices((self._update_of(k)["delta"].cpu().numpy() for k in clients), wanted)
 
     def answer(
         self, fn: slices.SliceFunction, gathered: Sequence[Sequence[slices.StoredRows]]
     ) -> list[FloatArray | None]:
-        """`fn` of each of these slices of all clients' updates; None for one of which some rows are lost."""
+        """Apply `fn` to each of these slices of all clients' updates; None for a slice of which some rows are lost."""
         return [slices.answer(fn, stored) for stored in gathered]
 
     @ray.method(num_returns=2)
     def partial_sum(self, clients: Sequence[int], sum_weights: Sequence[SumWeights]) -> tuple[None, PartialSum]:
-        """This worker's sums over the given clients, all of which it trained in this round.
+        """Return (None, this worker's sums over the given clients, all of which it trained in this round).
 
-        An object of its own beside the answer, as in `train_and_sum`, so that it stays here until it is fetched.
+        The sums are an object of their own, as in `train_and_sum`, so that they stay on this node until they are
+        fetched.
         """
         from raysim.engine.reduce import UpdateSums
 
@@ -184,7 +189,7 @@ class Worker:
         return None, sums.result()
 
     def add(self, refs: Sequence[Ref]) -> PartialSum | None:
-        """The sum of partial sums of this node's workers; None if one is lost."""
+        """Add partial sums of this node's workers; None if one of them is lost."""
         from raysim.engine.reduce import add_sums
 
         try:
@@ -200,10 +205,11 @@ class Worker:
     # Evaluation and generation
 
     def evaluate(self, state: "ModelState", which: Sequence[int]) -> list["ChunkResult"]:
-        """Evaluate chunks of the test split."""
+        """Evaluate a model on chunks of the test split.  which: their numbers."""
         from raysim.evaluation.accuracy import evaluate_chunks
 
-        model, dataset = self.local.model, self.dataset
+        model = self.local.model
+        dataset = self.dataset
         model.load(state)
         return evaluate_chunks(
             model, dataset.test_images, dataset.test_labels_N, dataset.classes, self.local.scale, which
@@ -212,7 +218,7 @@ class Worker:
     def fine_tune(
         self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], counts_KC: IntArray, options: "FineTuning"
     ) -> list[FloatArray]:
-        """Accuracy of each class after each of these clients has trained the global model on its own samples."""
+        """Fine-tune the global model on the samples of each of these clients; returns their accuracies by class: C."""
         from raysim.evaluation.fine_tuning import fine_tune, fine_tuned_accuracy
 
         local = self.local
@@ -226,13 +232,16 @@ class Worker:
         return answers
 
     def generate(self, plugin: "Plugin[ImageGenerator]", labels_B: IntArray, seeds_B: IntArray) -> ByteArray:
-        """Make one image per label and seed; the generator is built at its first use and stays until `release`."""
+        """Make one image per label and seed; the generator is built when it is first used and stays in memory.
+
+        `release_generator` frees it.
+        """
         with blaming({"generator.name": plugin.name}, RunError):
             generator = self._generator(plugin)
         return ask_generator(plugin.name, generator, labels_B, seeds_B, self.dataset)
 
     def fingerprint(self, plugin: "Plugin[ImageGenerator]") -> str:
-        """What identifies the generator's images; checks, too, that it fits the data set."""
+        """The text that identifies the generator's images; also checks that the generator fits the data set."""
         with blaming({"generator.name": plugin.name}, RunError):
             return self._generator(plugin).fingerprint()
 
@@ -242,6 +251,6 @@ class Worker:
         return self.generator[1]
 
     def release_generator(self) -> None:
-        """Give the generator's memory back."""
+        """Free the memory of the generator."""
         self.generator = None
 
