@@ -1,4 +1,4 @@
-"""How much each client's update counts: rules, what they are made of, server optimisers, the privacy accountant.
+"""How much each client's update counts: rules, OUI and its probe, server optimisers, the privacy mechanism.
 
-Imports core, config, models and local; it needs no Ray.
+Imports core, config, models and local; `engine` and everything above may import it. It needs no Ray.
 """

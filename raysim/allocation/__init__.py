@@ -1,4 +1,4 @@
 """How many synthetic images each client gets of each class: policies, the budget of FedEAS, the imbalance score.
 
-Imports core and config; it needs numpy alone.
+Imports core and config; everything above may import it. It needs numpy, neither torch nor Ray.
 """

@@ -1,4 +1,4 @@
-"""A configuration key, a kind of plug-in: the schema, reading YAML, finding and checking plug-ins.
+"""The configuration schema, how it is read, and the registry of plug-ins with the contract of each kind.
 
 Imports core alone; everything above may import it.
 """

@@ -178,8 +178,8 @@ class ClientReport:
 class RoundTable:
     """The scalars of a round's clients from which a rule computes weights: one row per participant, by client id.
 
-    n_K: samples by which a client is weighted (real ones, unless `weight_by: total`).  columns: the further scalars
-    that the rule declared in `needs`, each of shape K.
+    n_K: samples that weigh a client (real ones, unless `weight_by: total`).  columns: `effective_steps` and
+    every statistic that clients report, those that the rule declared in `needs` among them, each of shape K.
     """
 
     round: int
@@ -190,9 +190,9 @@ class RoundTable:
 
 @dataclass(frozen=True)
 class Weights:
-    """A rule's answer: the weights w_K, which sum to 1 except for FedNova.
+    """A rule's answer: what each client weighs; scores_K and info are logged, such as the mode of a fit.
 
-    scores_K, info: values that are logged besides the weights, such as the mode of a fit.
+    w_K sums to 1, but for rules with `normalises = False`, such as fednova and fixed_denominator.
     """
 
     w_K: FloatArray
@@ -204,7 +204,7 @@ class Weights:
 class ModelState:
     """A model as three flat arrays: trainable parameters (P), floating-point buffers (F), integer buffers.
 
-    broadcast_vectors: further vectors that a local algorithm sends to all clients, such as SCAFFOLD's control variate.
+    broadcast_vectors: further vectors that a local algorithm broadcasts, such as SCAFFOLD's control variate.
     """
 
     params_P: Float32Array

@@ -1,4 +1,4 @@
 """Data sets, who owns which sample of them, and what is done to samples.
 
-Imports core alone; it needs neither torch nor Ray.
+Imports core and config; `allocation` and everything above may import it. Needs no Ray; torch only for torchvision's sets.
 """

@@ -1,4 +1,4 @@
-"""What a round's global model is worth: on the test split, for the clients, and for clients that fine-tune it."""
+"""Accuracy and loss of the global model: on the test split, for each client, and after fine-tuning on a client."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

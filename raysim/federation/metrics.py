@@ -1,4 +1,4 @@
-"""The metrics of a round: one documented list of their names, and the one place where they are made.
+"""The metrics of a round: one documented list of their names, and those that updates, weights and reports give.
 
 The same list describes the columns of metrics.parquet and metrics.csv and the metrics of the MLflow run; COLUMNS
 describes those of clients.parquet.
@@ -86,7 +86,7 @@ COLUMNS: dict[str, str] = {
     "oui": "its OUI, for rules that measure it",
     "{statistic}": "a further statistic that clients report",
 }
-"""The same for clients.parquet: one row per participant and round."""
+"""Column name -> meaning, for clients.parquet: one row per participant and round."""
 
 _OPEN = ("{statistic}_mean", "{rule's own}", "{statistic}")
 

@@ -44,7 +44,10 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class Trained:
-    """A round whose cohort has trained.  weights: those of a rule that sizes alone decide; None for others."""
+    """A round whose cohort has trained.
+
+    weights: where they depend on the clients' sizes alone; None where they need the updates.
+    """
 
     round: Round
     weights: Weights | None
@@ -114,7 +117,7 @@ class Server:
         return Trained(round_, weights)
 
     def aggregate(self, state: ServerState, trained: Trained) -> RoundResult:
-        """The next global model from a trained round's updates, and what there is to say of the round."""
+        """The next global model from a trained round's updates, and the round's metrics and client rows."""
         round_ = trained.round
         tasks = [round_.tasks[k] for k in round_.clients]
         table = self._table(round_.number, tasks, round_.reports)

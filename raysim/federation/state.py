@@ -10,9 +10,8 @@ from raysim.core.records import FloatArray, ModelState
 class ClientStates:
     """What each client keeps between its rounds, as references into the object store, by client id.
 
-    The states after a round are told from those before it without a copy: `after` moves only what the last round
-    changed into the dictionary that all later states share.  So the newest state and the one before it are valid; of
-    older ones the client states are not.
+    All states of a run share one dictionary, so that no round copies it: `after` moves into it what the round before
+    has changed.  Therefore only the newest state and the one before it may be read.
     """
 
     def __init__(self, earlier: dict[int, Any] | None = None, changed: Mapping[int, Any] | None = None) -> None:

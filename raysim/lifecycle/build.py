@@ -1,4 +1,4 @@
-"""From a configuration to its plug-ins."""
+"""Builds the plug-ins of a configuration, and refuses what cannot work together."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -45,8 +45,8 @@ class Checkpoint:
 def save(directory: Path, round: int, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], keep: int) -> Path:
     """Write the state after `round`, then delete all but the newest `keep` checkpoints.
 
-    meta: plain data for JSON; its keys become texts.  Checkpoints of later rounds, left by a future that a resume
-    gave up, are deleted too.  Returns the path of the JSON file.
+    meta: plain data for JSON; its keys become texts.  Checkpoints of later rounds, left
+    by a run that a resume has gone back behind, are deleted, too.  Returns the path of the JSON file.
     Raises CheckpointError, with the earlier checkpoints intact, if the disk is full or cannot be written.
     """
     directory = Path(directory)
@@ -159,7 +159,7 @@ def _sweep(directory: Path) -> None:
 
 
 def _prune(directory: Path, newest: int, keep: int) -> None:
-    """Delete old and given-up checkpoints, JSON first, and arrays that no checkpoint refers to."""
+    """Delete old and superseded checkpoints, JSON first, and arrays that no checkpoint refers to."""
     rounds = _list(directory)
     kept = sorted(round_ for round_ in rounds if round_ <= newest)[-max(1, keep) :]
     for round_ in rounds.keys() - set(kept):

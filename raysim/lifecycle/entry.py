@@ -1,4 +1,4 @@
-"""`raysim.run`: loads little itself, so that MLflow is already being loaded while everything else is."""
+"""`raysim.run`: starts the MLflow process before the slow imports (torch, Ray), so that both load at once."""
 
 import contextlib
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What a run computes: everything that is known, and everything that can be refused, before any worker starts."""
+"""`Experiment`: configuration, data, plug-ins, identity and placement of a run, all before any worker starts."""
 
 from dataclasses import dataclass
 

@@ -15,6 +15,7 @@ from typing import Any
 from raysim.config.schema import PLUGIN_SECTIONS, Config
 
 _PACKAGE = Path(__file__).parents[1]
+_OWN = "raysim"
 _DATA_NAMES = {
     "train_images": "training images",
     "train_labels": "training labels",
@@ -66,6 +67,10 @@ class Identity:
             changed.append("the generator or its weights")
         return changed
 
+    def changed_plugins(self, before: Mapping[str, Any]) -> list[str]:
+        """The modules of plug-ins from elsewhere whose code is no longer what a run.json says."""
+        return sorted(_differing(before.get("code", {}), self.code) - {_OWN})
+
     def changed_code(self, before: Mapping[str, Any]) -> list[str]:
         """What of code, versions and device is no longer what a run.json says, for people."""
         versions = before.get("versions", {})
@@ -88,7 +93,7 @@ def code_digests(config: Config) -> dict[str, str]:
     A plug-in in a package stands for the whole package. One that is a single module stands for it and for those modules
     of the same folder that are loaded by now, so a helper that it imports counts, too.
     """
-    digests = {"raysim": _sha256(_PACKAGE, _PACKAGE.rglob("*.py"))}
+    digests = {_OWN: _sha256(_PACKAGE, _PACKAGE.rglob("*.py"))}
     for name in {getattr(config, section).name for section in PLUGIN_SECTIONS}:
         module = sys.modules.get(name.partition(":")[0]) if ":" in name else None
         file = getattr(module, "__file__", None)

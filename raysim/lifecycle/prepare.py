@@ -1,4 +1,4 @@
-"""From a configuration to images, clients and a quota: everything that is known before any worker starts."""
+"""Loads the data of a configuration, deals them out to clients, and works out the quota of synthetic images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

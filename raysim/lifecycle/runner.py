@@ -1,4 +1,4 @@
-"""One run from its configuration to its summary: both phases, tracking, files, and a truthful end whatever happens."""
+"""One run from its configuration to its summary: both phases, tracking, files, and a recorded end however it ends."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -69,7 +69,7 @@ def run_experiment(
                 return _already_finished(earlier, config.rounds, display)
         run = _begin(experiment, earlier, clock, display, signals, start, mlflow)
         run.record.notes += notes
-        del experiment  # its images; the run goes on with those that all share
+        del experiment  # frees the driver's copy of the images; from here on those in the object store are used
         run.record.note(*changes)
         return run.to_the_end()
 
@@ -93,7 +93,7 @@ def _begin(
     start: BackgroundStart,
     mlflow: MlflowProcess | None,
 ) -> "_Run":
-    """Start Ray in the background and put the run on record; nothing is refused any more but the MLflow store."""
+    """Start Ray in the background and put the run on record; only an unusable MLflow store is still refused."""
     config, prepared = experiment.config, experiment.prepared
     directory = earlier or RunDirectory.create(config, experiment.name)
     setup = worker_setup(config, experiment.components.rule)

@@ -1,4 +1,4 @@
-"""The server's state to and from a checkpoint: arrays by name, and plain data."""
+"""What a checkpoint contains: writes and reads the server's state as named arrays and plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -10,7 +10,10 @@ from raysim.engine.pool import Pool
 
 @dataclass
 class WorkerData:
-    """Gives it to the workers of a pool, once.  dataset: from then on, a view of what all share, without own memory."""
+    """Puts data set and partition into the object store and configures the workers of a pool, once.
+
+    dataset: from then on, a view of the images in the object store, which takes no memory of its own.
+    """
 
     setup: WorkerSetup
     dataset: Dataset

@@ -127,13 +127,20 @@ class sgd:
         return tau + rho * a if self.nesterov else a
 
     def pulled_steps(self, job: "Job") -> float:
-        """How far unit gradients move a client against the pull, in units of the learning rate."""
-        velocity = moved = 0.0
-        for _ in range(job.steps):
-            gradient = 1 - job.lr * self.pull() * moved
+        """||a||_1 against the pull: the sum of the absolute coefficients with which gradients enter the update.
+
+        The coefficient of a gradient that was taken n steps before the end is how far it alone, 1 and then 0, has moved
+        the client after n steps, in units of the learning rate.  With momentum and a strong pull it may be negative.
+        """
+        velocity = 0.0
+        moved = 0.0
+        total = 0.0
+        for step in range(job.steps):
+            gradient = (step == 0) - job.lr * self.pull() * moved
             velocity = self.momentum * velocity + gradient
             moved += gradient + self.momentum * velocity if self.nesterov else velocity
-        return moved
+            total += abs(moved)
+        return total
 
     def server_update(
         self, broadcast_vectors: "dict[str, FloatArray]", sums: "dict[str, FloatArray]", update_P: "FloatArray"

@@ -1,4 +1,4 @@
 """Networks, and a network as one flat vector.
 
-Imports core alone; it needs torch, not Ray.
+Imports core and config; everything above may import it. It needs torch, not Ray.
 """

@@ -11,14 +11,13 @@ from raysim.allocation.imbalance import contributions_K, lorenz_curve, missing_c
 from raysim.commands.plan.speed import Speed, bytes_per_image, measure
 from raysim.config.load import load_config
 from raysim.config.plugin_guard import ask_policy
-from raysim.config.registry import check_name, check_parameters, parameters, resolve
+from raysim.config.registry import available, check_name, check_parameters, parameters, resolve
 from raysim.config.schema import Config
 from raysim.core.errors import UserError
 from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import Dataset, FloatArray, IntArray, Partition
 from raysim.lifecycle.prepare import load_dataset, make_partition
 
-POLICIES = ("none", "fedeas", "uniform", "size_proportional", "missing_only", "full")
 BETAS = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0, 24.0, 32.0, 48.0, 64.0)
 MOST_SEEDS = 10_000
 _SECTIONS = ("data", "partition", "allocation")
@@ -258,7 +257,10 @@ def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
 
 
 def _policies(given: str | Sequence[str] | None, config: Config) -> list[str]:
-    names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given or POLICIES)
+    if isinstance(given, str):
+        names = [name.strip() for name in given.split(",")]
+    else:
+        names = list(given or available("allocation"))
     for name in names:
         problem = check_name("allocation", name)
         if problem:

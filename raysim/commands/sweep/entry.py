@@ -1,4 +1,4 @@
-"""`raysim sweep`: loads little itself, so that MLflow is already being loaded while everything else is."""
+"""`raysim sweep`: starts the MLflow process before the slow imports (torch, Ray), so that both load at once."""
 
 from collections.abc import Iterable
 from pathlib import Path

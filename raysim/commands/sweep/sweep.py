@@ -271,7 +271,7 @@ def _task(cell: Cell, prepared: Prepared, inputs: _Inputs, index: RunIndex) -> _
     for run in index.of(identity.config):
         before = run.read_json("run.json")
         changed, code = identity.changed_inputs(before), identity.changed_code(before)
-        changed += [text for text in code if text.startswith("the code of ") and not text.endswith(" raysim")]
+        changed += [f"the code of {module}" for module in identity.changed_plugins(before)]
         if resume.is_finished(run, rounds) and not resume.is_finished(run, rounds + 1):
             if not changed:
                 task.finished, task.other_code = run, code

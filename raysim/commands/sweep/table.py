@@ -48,7 +48,7 @@ def rounds_to(finished: RunDirectory, target: float) -> int | None:
     import pandas as pd
 
     metrics = pd.read_parquet(finished.path / "metrics.parquet", columns=["round", "accuracy"])
-    reached = metrics[metrics["accuracy"] >= target]
+    reached = metrics[(metrics["round"] > 0) & (metrics["accuracy"] >= target)]
     return int(reached["round"].iloc[0]) if len(reached) else None
 
 
