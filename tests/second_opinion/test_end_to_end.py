@@ -106,6 +106,9 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "fednova, nesterov": [local(momentum=0.9, nesterov=True), rule("fednova")],
     "fednova, fedprox": [local("fedprox", mu=1.0, momentum=0.5), rule("fednova")],
     "fednova, weight decay": [local(weight_decay=0.5, momentum=0.5), rule("fednova")],
+    "fednova, pull and momentum": [
+        local("fedprox", mu=1.0, momentum=0.9, batch_size=1), rule("fednova"), {"rounds": 1, "clients_per_round": 8}
+    ],
     "fednova, adamw": [local("adamw", lr=0.01, eps=1e-3), rule("fednova")],
     "fedoui": [rule("fedoui")],
     "fedoui, cnn": [CNN, rule("fedoui", probe_size=16)],
