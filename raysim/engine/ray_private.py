@@ -1,18 +1,20 @@
 """Every use of a private part of Ray, which another version may lack: what it is used for, and what happens without it.
 
 Where a version of Ray lacks a name, raysim works without it. Where Ray does not start with the replacements and
-settings below, `engine.session` starts it once more without them. How many seconds each saves:
-benchmarks/private_parts.py.
+settings below, `engine.session` starts it once more without them. Seconds are medians of three by
+benchmarks/private_parts.py on two busy cores, where starting, two workers and the end take 10 s together, and where
+savings below about 1.5 s were lost in the noise.
 
 Replaced while Ray starts (`REPLACED`):
 - processes: Node.start_monitor, start_log_monitor and start_api_server start nothing: no autoscaler, no collector of
   log lines, no dashboard. Saves 2.3 s.
 - agent: utils.get_dashboard_dependency_error says that there is no dashboard, so that the agent of the node, for which
-  Ray waits, is a small one. Not told from 0 there.
+  Ray waits, is a small one. What that saves was lost in the noise.
 - signals: ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER leaves SIGTERM to the driver. Without it Ray's handler
   prints a stack and ends the process after 3 s, even if the run has not saved everything yet.
 Set in the environment while Ray starts (`ENVIRONMENT`):
-- RAY_preload_python_modules: the processes of workers load torch before they get their first call.
+- RAY_preload_python_modules: the processes of workers load torch before they get their first call. What that
+  saves was lost in the noise.
 - RAY_task_events_report_interval_ms and RAY_enable_metrics_collection: no record of every call ever made and no
   statistics of Ray's own. They save memory that would grow with the run, no seconds.
 Asked:
