@@ -1,8 +1,8 @@
 """The `ddpm` generator: a class-conditional diffusion model sampled with classifier-free guidance.
 
 Image i depends on its label and its seed alone: its noise comes from a generator of its own, every batch is padded to
-one shape, and on a CPU sampling uses one thread, because loops that are split over threads treat the elements at the
-seams differently in the last bit.
+one shape, and on a CPU sampling uses one thread, because loops that are split over threads may give the elements at the
+borders between threads another last bit.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from raysim.generation.weights_folder import CARD, find_folder, read_json, read_
 
 __all__ = ["ddpm"]
 
-CODE_VERSION = 2  # goes up with every change of this module that changes pixels
+CODE_VERSION = 2  # increased with every change of this module that changes pixels
 
 
 class ddpm(ImageGenerator):
@@ -62,18 +62,19 @@ class ddpm(ImageGenerator):
         self.unet, self.weights_sha256 = read_unet(folder)
         self.classes, self.null_class = _check_unet(folder, self.unet.config, dataset, guidance)
         self.shape = (dataset.channels, *dataset.image_size)
-        self.guidance, self.precision = float(guidance), precision
+        self.guidance = float(guidance)
+        self.precision = precision
         self.batch_size = -(-batch_size // LANES) * LANES
         self.sampler = Sampler(folder, sampler, steps, spacing)
         self._is_on_device = False
 
     @staticmethod
-    def notes(dataset: Dataset, quota_KC: IntArray, *, weights: str, **keys: Any) -> list[str]:  # noqa: ARG004
-        """Whether the weights were trained on the clients' images, or on test images, as far as they say."""
+    def notes(dataset: Dataset, quota_KC: IntArray, *, weights: str, **keys: object) -> list[str]:  # noqa: ARG004
+        """Say whether the weights were trained on the clients' images or on test images, as far as is recorded."""
         return training_images.notes_of(_trained_on(find_folder(weights)), dataset, weights)
 
     def fingerprint(self) -> str:
-        """sha256 of everything that changes the pixels; the same on every machine of one kind."""
+        """Hex sha256 of everything that changes the pixels; equal on all machines of one kind."""
         described = {
             "weights": self.weights_sha256,
             "unet": public_keys(self.unet.config),
@@ -84,7 +85,7 @@ class ddpm(ImageGenerator):
         return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
 
     def sample(self, labels_B: IntArray, seeds_B: IntArray) -> ByteArray:
-        """One image per label and seed: uint8 B x channels x height x width, for any B.
+        """Make one image per label and seed: uint8 B x channels x height x width, for any B.
 
         Image i is the same in any batch and at any position.  Raises UserError for labels that are not integers or not
         classes, ValueError if seeds_B is not of the same length.
@@ -101,12 +102,12 @@ class ddpm(ImageGenerator):
         images = np.empty((len(labels_B), *self.shape), np.uint8)
         with torch.inference_mode(), one_thread(self.device):
             for start in range(0, len(labels_B), self.batch_size):
-                part = slice(start, start + self.batch_size)
-                images[part] = self._sample_batch(labels_B[part], seeds_B[part])
+                batch = slice(start, start + self.batch_size)
+                images[batch] = self._sample_batch(labels_B[batch], seeds_B[batch])
         return images
 
     def _sample_batch(self, labels_B: IntArray, seeds_B: IntArray) -> ByteArray:
-        """At most `batch_size` images, computed in the one padded shape; the padding is images of class 0."""
+        """Make at most `batch_size` images, computed in the one padded shape; the padding is images of class 0."""
         padding = self.batch_size - len(labels_B)
         generators = [torch.Generator().manual_seed(int(seed)) for seed in [*seeds_B, *[0] * padding]]
         labels = torch.from_numpy(np.pad(labels_B, (0, padding))).to(self.device)
@@ -141,10 +142,13 @@ def _trained_on(folder: Path) -> training_images.Keys | None:
     return training_images.recorded(folder, card)
 
 
-def _check_unet(folder: Path, config: Any, dataset: Dataset, guidance: float) -> tuple[int, int | None]:
+def _check_unet(  # Any: a configuration of diffusers, whose keys are attributes
+    folder: Path, config: Any, dataset: Dataset, guidance: float
+) -> tuple[int, int | None]:
     """(classes, null class or None) of the weights; UserError if they do not fit the data set or the guidance."""
     card = read_json(folder / CARD) if (folder / CARD).is_file() else {}
-    rows, size = config.num_class_embeds, config.sample_size
+    rows = config.num_class_embeds
+    size = config.sample_size
     if not isinstance(rows, int) or config.class_embed_type is not None:
         raise UserError(f"generator.weights: {folder} takes no class labels (num_class_embeds is {rows!r})")
     # Without a card, one row more than the data set has classes is taken to be the null class.

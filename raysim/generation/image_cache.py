@@ -1,9 +1,9 @@
-"""Synthetic images on disk, so that none is made twice: by no later run, larger budget, other policy or resumed run.
+"""Synthetic images on disk, so that later runs, larger budgets, other policies and resumed runs do not make them again.
 
 An image is identified by (generator fingerprint, seed, client, class, index). A folder per fingerprint and seed holds
-segments, each written whole and renamed into place, so runs that write at once cannot disturb each other, and what was
-made before a crash is kept. A segment whose checksum is wrong is deleted, and its images are made again. Where many
-small segments have gathered they are merged into larger ones.
+segments, each written whole and renamed into place, so runs that write at the same time cannot disturb each other, and
+images made before a crash are kept. A segment whose checksum is wrong is deleted, and its images are made again. Where
+there are many small segments they are merged into larger ones.
 """
 
 import hashlib
@@ -12,7 +12,6 @@ import shutil
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +19,22 @@ from numpy.typing import NDArray
 from raysim.core.files import delete, file_bytes, read_checked, read_header, sweep, write_checked
 from raysim.core.records import BoolArray, ByteArray, IntArray
 
-MOST_SEGMENTS = 64  # small ones in a folder, before they are merged
-LARGE_BYTES = 64_000_000  # a segment of this size is left alone by later merges
+MOST_SEGMENTS = 64  # how many small segments a folder may have before they are merged
+LARGE_BYTES = 64_000_000  # a segment of this size is not merged again
 _KEY = np.dtype([("client", "<i8"), ("class", "<i8"), ("index", "<i8")])
 
-Keys = NDArray[Any]
+Keys = NDArray[np.void]
+"""Records of (client, class, index), dtype `_KEY`."""
 Segment = tuple[Keys, ByteArray]
+"""Keys, and the image of each."""
 
 
 @dataclass
 class ImageCache:
-    """The cached images of one generator and seed.  notes: what was found damaged, or could not be done."""
+    """The cached images of one generator and seed.
+
+    shape: channels, height, width.  notes: messages about files that are damaged, and about what could not be done.
+    """
 
     folder: Path
     shape: tuple[int, int, int]
@@ -38,14 +42,17 @@ class ImageCache:
 
     @classmethod
     def open(cls, root: str | Path, fingerprint: str, seed: int, shape: tuple[int, int, int]) -> "ImageCache":
-        """root: the cache folder.  shape: channels, height, width.  Raises OSError where it cannot be made."""
+        """Open the cache of one generator and seed, below the folder `root`.
+
+        shape: channels, height, width.  Raises OSError where the folder cannot be made.
+        """
         folder = Path(root).expanduser() / _folder_name(fingerprint) / str(seed)
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder)
         return cls(folder, tuple(int(side) for side in shape))  # type: ignore[arg-type]
 
     def fill(self, keys_M3: IntArray, images: ByteArray) -> BoolArray:
-        """Copy the images that are cached into their rows of `images`; returns which were (M).
+        """Copy the images that are cached into their rows of `images`; returns for each row whether it was cached: M.
 
         keys_M3: client, class, index of each row, in any order, no key twice.
         """
@@ -53,7 +60,7 @@ class ImageCache:
         order = np.argsort(wanted)
         found_M = np.zeros(len(wanted), dtype=bool)
         seen: set[Path] = set()
-        # Another run may merge segments meanwhile: what replaces them is there before they go.
+        # Another run may merge segments meanwhile: the new segment exists before the old ones are deleted.
         while len(wanted) and (paths := sorted(set(self.folder.glob("*.seg")) - seen)):
             seen.update(paths)
             for path in paths:
@@ -69,7 +76,10 @@ class ImageCache:
         return found_M
 
     def add(self, keys_M3: IntArray, images: ByteArray) -> None:
-        """Store images for good; OSError where the disk is full (what was stored before stays)."""
+        """Store images in the cache.
+
+        keys_M3: client, class, index of each.  Raises OSError where the disk is full; what was stored before is kept.
+        """
         self._write(_as_keys(keys_M3), images)
 
     def merge(self) -> None:
@@ -88,7 +98,7 @@ class ImageCache:
         self._replace(group)
 
     def size_bytes(self) -> int:
-        """What the images of this generator and seed take on disk."""
+        """How many bytes the images of this generator and seed take on disk."""
         return sum(file_bytes(path) for path in self.folder.glob("*.seg"))
 
     def _replace(self, group: dict[Path, Segment]) -> None:
@@ -102,12 +112,12 @@ class ImageCache:
             self.notes.append(f"{len(group)} cache files could not be merged ({error.strerror}); they stay as they are")
             return
         for path in group:
-            delete(path)  # one that stays holds images that are there twice, which does no harm
+            delete(path)  # if one cannot be deleted, its images are stored twice, which does no harm
 
     def _write(self, keys: Keys, images: ByteArray) -> None:
         described = {"count": len(images), "shape": self.shape}
-        parts = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (keys, images))
-        write_checked(self.folder / f"{uuid.uuid4().hex}.seg", described, *parts)
+        arrays = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (keys, images))
+        write_checked(self.folder / f"{uuid.uuid4().hex}.seg", described, *arrays)
 
     def _read(self, path: Path) -> Segment | None:
         """(keys, images) of a segment, or None for one that is gone, or damaged, which is then deleted."""
@@ -119,23 +129,24 @@ class ImageCache:
             self.notes.append(f"cache file {path.name} cannot be read ({error.strerror}); its images are made again")
             return None
         if found is None:
-            kept = delete(path)
-            self.notes.append(f"damaged cache file {path.name} {kept or 'deleted'}; its images are made again")
+            problem = delete(path)
+            self.notes.append(f"damaged cache file {path.name} {problem or 'deleted'}; its images are made again")
             return None
-        (header, body), size = found, found[0]["count"] * _KEY.itemsize
-        if tuple(header["shape"]) != self.shape:  # sound, but of a generator that does not tell its image sizes apart
+        header, body = found
+        size = header["count"] * _KEY.itemsize
+        if tuple(header["shape"]) != self.shape:  # intact, but the generator has one fingerprint for several sizes
             return None
         return body[:size].view(_KEY), body[size:].reshape(header["count"], *self.shape)
 
 
 def _folder_name(fingerprint: str) -> str:
-    """32 hexadecimal digits, whatever a generator calls itself."""
+    """32 hexadecimal digits for any fingerprint."""
     plain = re.fullmatch(r"[0-9a-f]{32,}", fingerprint)
     return fingerprint[:32] if plain else hashlib.sha256(fingerprint.encode()).hexdigest()[:32]
 
 
 def _folders(root: str | Path) -> list[Path]:
-    """The folders that this module made below `root`; others there are none of its business."""
+    """The folders below `root` whose names have the form that this module gives them; others are not touched."""
     found = sorted(Path(root).expanduser().glob("*/*"))
     return [p for p in found if re.fullmatch(r"[0-9a-f]{32}/\d+", f"{p.parent.name}/{p.name}") and p.is_dir()]
 
@@ -146,7 +157,10 @@ def _as_keys(keys_M3: IntArray) -> Keys:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One generator and seed in the cache.  damaged: segments whose header cannot be read."""
+    """One generator and seed in the cache.
+
+    images, size_bytes: how many it has, and what they take on disk.  damaged: segments whose header cannot be read.
+    """
 
     fingerprint: str
     seed: str
@@ -156,7 +170,7 @@ class CacheEntry:
 
 
 def entries(root: str | Path) -> list[CacheEntry]:
-    """What the cache holds, one entry per generator and seed, from the headers alone; sizes with temporary files."""
+    """List the cache, one entry per generator and seed, from the headers alone; sizes include temporary files."""
     found = []
     for folder in _folders(root):
         images = damaged = 0
@@ -177,9 +191,9 @@ def entries(root: str | Path) -> list[CacheEntry]:
 
 
 def clear(root: str | Path) -> int:
-    """Delete everything in the cache that the cache made; returns how many bytes that freed.
+    """Delete everything that this module wrote below `root`; returns how many bytes that freed.
 
-    Raises OSError where something may not be deleted.
+    Raises OSError where something cannot be deleted.
     """
     freed = sum(entry.size_bytes for entry in entries(root))
     for folder in _folders(root):

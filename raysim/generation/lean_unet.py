@@ -1,9 +1,9 @@
-"""diffusers' UNet2DModel without the models beside it, for every worker imports it, also one that replaces a lost one.
+"""Imports diffusers' UNet2DModel without the other models of diffusers, because every new worker imports it.
 
-A package on the way imports every model that it holds (2.5 s of CPU time), and `torch._dynamo` (1.6 s) only marks
+A package that it needs imports all models of diffusers (2.5 s of CPU time), and `torch._dynamo` (1.6 s) only marks
 functions for a compiler that is not used here. Without both the import after torch takes 0.6 s instead of 3.5 (medians
-of three by benchmarks/private_parts.py). A diffusers or torch that is laid out differently is imported in full, by its
-public name, only slower.
+of three by benchmarks/private_parts.py). A diffusers or torch with another layout is imported in full, by its public
+name, which is only slower.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from typing import Any
 
 _MODULE = "diffusers.models.unets.unet_2d"
 PARTS = ("diffusers.models.transformers", "torch._dynamo")
-"""What is not loaded: a package of diffusers, of which only the modules asked for are, and torch's compiler."""
+"""Not loaded: a package of diffusers, of which only the modules that are asked for are loaded, and torch's compiler."""
 
 
-def unet_class() -> Any:
-    """`diffusers.UNet2DModel`: the same class, however and whenever else it is imported."""
+def unet_class() -> Any:  # diffusers is imported only here, and has no types
+    """Import and return `diffusers.UNet2DModel`: the same class as by any other way to import it."""
     if _MODULE not in sys.modules:
         with contextlib.suppress(Exception), _without_parts():  # whatever fails here is imported in full below
             importlib.import_module(_MODULE)
@@ -31,7 +31,7 @@ def unet_class() -> Any:
 
 @contextlib.contextmanager
 def _without_parts() -> Iterator[None]:
-    """While this is entered, the package loads only the modules that are asked for, and the compiler is not found."""
+    """A context in which the package loads only the modules that are asked for, and the compiler is not found."""
     found = importlib.util.find_spec("diffusers")
     root = Path((found and found.origin) or "").parent.parent
     instead: dict[str, ModuleType | None] = {}

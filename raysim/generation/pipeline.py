@@ -1,8 +1,8 @@
-"""The `pipeline` generator: a local diffusers folder that takes class labels, brought to the data set's images.
+"""The `pipeline` generator: any diffusers pipeline in a local folder that takes class labels.
 
-A pipeline around a UNet2DModel (diffusers' DDPMPipeline, DDIMPipeline and the like) is sampled by a loop of our own,
+A pipeline around a UNet2DModel (diffusers' DDPMPipeline, DDIMPipeline and others) is sampled by a loop of raysim's own,
 because those pipelines take no labels; its batches are padded to one shape. Others, such as DiTPipeline, are called as
-they are, one image at a time, because what their code draws for one image could otherwise depend on its neighbours.
+they are, one image at a time, because the random numbers of one image could otherwise depend on the rest of its batch.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from raysim.config.protocols import ImageGenerator
 from raysim.core.errors import UserError
+from raysim.core.plain import PlainDict
 from raysim.core.records import ByteArray, Dataset, IntArray
 from raysim.generation.sampling import LANES, check_labels, one_thread, to_uint8
 from raysim.generation.weights_folder import PICKLES, pickle_refusal, read_json
@@ -60,10 +61,12 @@ class pipeline(ImageGenerator):
         ] = [-1.0, 1.0],  # noqa: B006 - never changed
         batch_size: Annotated[int, Field(ge=1, description="images at once of a UNet; a multiple of 16 is used")] = 16,
     ) -> None:
-        self.folder, self.device = Path(folder).expanduser(), torch.device(device)
+        self.folder = Path(folder).expanduser()
+        self.device = torch.device(device)
         self.shape = (dataset.channels, *dataset.image_size)
         self.steps = steps
-        self.guidance, self.null_class = float(guidance), null_class
+        self.guidance = float(guidance)
+        self.null_class = null_class
         self.value_range = _check_range(value_range)
         self.batch_size = -(-batch_size // LANES) * LANES
         self.pipe = _load(self.folder)
@@ -91,13 +94,13 @@ class pipeline(ImageGenerator):
             )
 
     @staticmethod
-    def notes(dataset: Dataset, quota_KC: IntArray, *, folder: str, **keys: Any) -> list[str]:  # noqa: ARG004
-        """A pipeline does not say what it was trained on."""
+    def notes(dataset: Dataset, quota_KC: IntArray, *, folder: str, **keys: object) -> list[str]:  # noqa: ARG004
+        """Say that a pipeline does not record which images it was trained on."""
         return [f"generator.folder = {folder} does not say which images it was trained on, so test images among them "
                 "cannot be found"]
 
     def fingerprint(self) -> str:
-        """sha256 of every file of the folder and of everything else that changes the pixels."""
+        """Hex sha256 of every file of the folder and of everything else that changes the pixels."""
         described = {
             "files": {str(p.relative_to(self.folder)): _sha256(p) for p in _files(self.folder)},
             "sampling": [self.steps, self.guidance, self.null_class, self.value_range, self.class_map, self.shape],
@@ -107,7 +110,10 @@ class pipeline(ImageGenerator):
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
     def sample(self, labels_B: IntArray, seeds_B: IntArray) -> ByteArray:
-        """One image per label and seed: uint8 B x channels x height x width, for any B."""
+        """Make one image per label and seed: uint8 B x channels x height x width, for any B.
+
+        Raises UserError for labels that are not integers or not classes.
+        """
         labels_B = check_labels(np.asarray(labels_B), len(self.class_map))
         classes = [self.class_map[label] for label in labels_B.tolist()]
         seeds = [int(seed) for seed in np.asarray(seeds_B)]
@@ -116,14 +122,15 @@ class pipeline(ImageGenerator):
         make = self._unet_batch if self.is_unet else self._called
         with torch.inference_mode(), one_thread(self.device), torch.random.fork_rng():
             for start in range(0, len(classes), size):
-                part = slice(start, start + size)
-                images[part] = to_uint8(fit(make(classes[part], seeds[part]), self.shape))
+                batch = slice(start, start + size)
+                images[batch] = to_uint8(fit(make(classes[batch], seeds[batch]), self.shape))
         return images
 
     def _unet_batch(self, classes: list[int], seeds: list[int]) -> Tensor:
-        """At most `batch_size` images in [-1, 1], computed in the one padded shape; the padding is thrown away."""
+        """Make at most `batch_size` images in [-1, 1], computed in the one padded shape; the padding is dropped."""
         padding = self.batch_size - len(seeds)
-        unet, scheduler = self.pipe.unet, self.pipe.scheduler
+        unet = self.pipe.unet
+        scheduler = self.pipe.scheduler
         generators = [torch.Generator().manual_seed(seed) for seed in seeds + [0] * padding]
         labels = torch.tensor(classes + classes[:1] * padding, device=self.device)
         size = unet.config.sample_size
@@ -131,7 +138,7 @@ class pipeline(ImageGenerator):
         scheduler.set_timesteps(self.steps)
         noise = torch.stack([torch.randn(shape, generator=generator) for generator in generators])
         x = noise.to(self.device) * scheduler.init_noise_sigma
-        own: dict[str, Any] = {"generator": generators} if _takes(scheduler.step, "generator") else {}
+        own = {"generator": generators} if _takes(scheduler.step, "generator") else {}
         for t in scheduler.timesteps:
             scaled = scheduler.scale_model_input(x, t)
             predicted = unet(scaled, t, labels, return_dict=False)[0]
@@ -145,9 +152,9 @@ class pipeline(ImageGenerator):
         return scaled_to_one
 
     def _called(self, classes: list[int], seeds: list[int]) -> Tensor:
-        """One image in [-1, 1] from the pipeline's own call; its seed is that of all random numbers in it."""
+        """Make one image in [-1, 1] by the pipeline's own call; all its random numbers come from the image's seed."""
         torch.manual_seed(seeds[0])
-        keys: dict[str, Any] = {"num_inference_steps": self.steps, "output_type": "np", "return_dict": False}
+        keys: PlainDict = {"num_inference_steps": self.steps, "output_type": "np", "return_dict": False}
         if _takes(self.pipe.__call__, "generator"):
             keys["generator"] = torch.Generator().manual_seed(seeds[0])
         if _takes(self.pipe.__call__, "guidance_scale"):
@@ -157,7 +164,7 @@ class pipeline(ImageGenerator):
 
 
 def fit(x: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Images B x channels x height x width in any range, brought to `shape` (channels, height, width)."""
+    """Convert images, B x channels x height x width in any range of values, to `shape` (channels, height, width)."""
     channels, height, width = shape
     if x.shape[1] == 3 and channels == 1:
         x = (x * torch.tensor(LUMINANCE, device=x.device).view(1, 3, 1, 1)).sum(1, keepdim=True)
@@ -168,8 +175,8 @@ def fit(x: Tensor, shape: tuple[int, int, int]) -> Tensor:
     return F.interpolate(x, (height, width), mode="bicubic", align_corners=False, antialias=True)
 
 
-def _load(folder: Path) -> Any:
-    """The pipeline in a folder, from safetensors alone and with diffusers' own classes alone; UserError otherwise."""
+def _load(folder: Path) -> Any:  # diffusers has no types
+    """Load the pipeline in a folder, only from safetensors and only with diffusers' own classes; else UserError."""
     if not (folder / INDEX).is_file():
         raise UserError(f"generator.folder: {folder} holds no {INDEX}; give one that a diffusers pipeline was saved in")
     for file in _files(folder):
@@ -200,7 +207,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _takes(call: Callable[..., Any], parameter: str) -> bool:
+def _takes(call: Callable[..., object], parameter: str) -> bool:
     return parameter in inspect.signature(call).parameters
 
 
@@ -210,7 +217,7 @@ def _takes_labels(pipe: Any) -> bool:
 
 def _class_rows(folder: Path, pipe: Any) -> int:
     """How many classes the pipeline knows; UserError if it takes no class labels."""
-    rows: Any = None
+    rows: object = None
     if _takes_labels(pipe):
         network = getattr(pipe, "transformer", None) or getattr(pipe, "unet", None)
         rows = getattr(getattr(network, "config", None), "num_embeds_ada_norm", None)

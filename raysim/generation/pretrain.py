@@ -4,12 +4,12 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import diffusers
 import torch
 
 from raysim.core.errors import UserError
+from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import Dataset
 from raysim.generation.pretrain_config import PretrainConfig
 from raysim.generation.pretrain_trainer import Trainer
@@ -23,7 +23,7 @@ PREVIEW = "preview"
 def pretrain(
     config: PretrainConfig,
     dataset: Dataset,
-    on_progress: Callable[[dict[str, Any]], None],
+    on_progress: Callable[[PlainDict], None],
     on_preview: Callable[[Path, int], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Path:
@@ -32,9 +32,9 @@ def pretrain(
     Resumes from a checkpoint of the same configuration, and returns at once if the folder is already finished.
     on_progress gets {step, steps, loss, lr, images_per_s, eta_s} every `log_every` steps and at every checkpoint; loss
     is the mean squared error since the report before.
-    on_preview gets, every `sampling.every` steps, a weights folder of the model as it is, and the step; the folder is
-    gone when the training ends.
-    should_stop is asked before every step; a training that it stops is saved, and goes on from there the next time.
+    on_preview gets, every `sampling.every` steps, a weights folder of the present model, and the step; the folder is
+    deleted when the training ends.
+    should_stop is called before every step; a training that it stops is saved, and goes on from there the next time.
     Raises UserError if the folder holds another run or the network cannot take the images, RunError if the training
     diverges.
     """
@@ -43,7 +43,8 @@ def pretrain(
         return folder
     trainer = Trainer(config, dataset)
     trainer.resume(folder / CHECKPOINT)
-    start, before_s = time.monotonic(), trainer.seconds
+    start = time.monotonic()
+    before_s = trainer.seconds
     first = trainer.step
     while trainer.step < config.steps and (trainer.step == first or not _is_time_up(config, start)):
         if should_stop():
@@ -68,7 +69,7 @@ def pretrain(
 
 
 def _preview(trainer: Trainer, folder: Path, on_preview: Callable[[Path, int], None]) -> float:
-    """Hand out the model as it is; returns the seconds that this took, which are none of the training's."""
+    """Pass the present model to `on_preview`; returns the seconds that this took, which do not count as training."""
     began = time.monotonic()
     write_folder(folder, trainer.averaged_unet(), trainer.scheduler, {"null_class": trainer.null_class}, "")
     on_preview(folder, trainer.step)
@@ -94,8 +95,9 @@ def is_finished(folder: Path, config: PretrainConfig) -> bool:
     return bool(card.get("steps_done") == config.steps)
 
 
-def _card(trainer: Trainer) -> dict[str, Any]:
-    config, dataset = trainer.config, trainer.dataset
+def _card(trainer: Trainer) -> PlainDict:
+    config = trainer.config
+    dataset = trainer.dataset
     return {
         "data": {**config.data, "train_images": len(dataset.train_images)},
         "channels": dataset.channels,
@@ -111,14 +113,15 @@ def _card(trainer: Trainer) -> dict[str, Any]:
         "images_seen": trainer.step * config.batch_size,
         "seconds": round(trainer.seconds, 1),
         "threads": torch.get_num_threads(),
-        "loss": {part: round(value, 6) for part, value in trainer.quality().items()},
+        "loss": {split: round(value, 6) for split, value in trainer.quality().items()},
         "made_with": {"torch": torch.__version__, "diffusers": diffusers.__version__},
         "notes": config.notes,
     }
 
 
-def _readme(card: dict[str, Any]) -> str:
-    config, (height, width) = card["config"], card["image_size"]
+def _readme(card: PlainMapping) -> str:
+    config = card["config"]
+    height, width = card["image_size"]
     unfinished = "" if card["steps_done"] == config["steps"] else f" of {config['steps']:,}; training is not finished"
     null = "no null class, so no guidance" if card["null_class"] is None else f"null class {card['null_class']}"
     return f"""---

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from raysim.config.markers import MAY_CHANGE, OnlyWith, markers_of
 from raysim.config.schema import Tracking
+from raysim.core.plain import PlainDict
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -22,7 +23,7 @@ class UNetConfig(_Base):
     """Size of the network (diffusers' UNet2DModel)."""
 
     channels: Annotated[list[Count], Field(min_length=1)] = [32, 64]
-    """Width of each resolution, finest first; every further entry halves height and width once more."""
+    """Channels at each resolution, finest first; every further entry halves height and width once more."""
     layers_per_block: Count = 1
     """Residual blocks at each resolution."""
     attention: bool = False
@@ -33,10 +34,10 @@ _WITH_IMAGES = (OnlyWith("images"), OnlyWith("every"))
 
 
 class SamplingConfig(_Base):
-    """How the model is sampled to look at its images: along the way, and at the end to measure their quality."""
+    """How images are sampled: during the training to show them, and at its end to measure their quality."""
 
     images: Annotated[int, Field(ge=0)] = 1000
-    """Images whose quality is measured at the end, an equal number a class; 0: none."""
+    """Images whose quality is measured at the end, equally many of each class; 0: none."""
     every: Annotated[int, Field(ge=0)] = 1000
     """Optimiser steps between grids of sample images; 0: none."""
     sampler: Annotated[Literal["ddim", "ddpm", "dpmsolver++", "unipc"], *_WITH_IMAGES] = "ddim"
@@ -52,7 +53,7 @@ class PretrainConfig(_Base):
 
     seed: Annotated[int, Field(ge=0)] = 0
     """Everything random is a function of this number."""
-    data: dict[str, Any]
+    data: PlainDict
     """The data set: its name and keys, as in a run; only the training split is used to fit."""
     unet: UNetConfig = UNetConfig()
     """The network."""
@@ -63,7 +64,7 @@ class PretrainConfig(_Base):
     train_steps: Annotated[int, Field(ge=2)] = 1000
     """Timesteps of the diffusion; sampling can use any number up to this."""
     label_dropout: Below1 = 0.1
-    """Share of labels replaced by the null class, which guidance needs; 0: no null class."""
+    """Fraction of labels replaced by the null class, which guidance needs; 0: no null class."""
     batch_size: Count = 128
     """Images of one optimiser step."""
     lr: Positive = 0.002
@@ -89,14 +90,14 @@ class PretrainConfig(_Base):
     checkpoint_every: Annotated[Count, MAY_CHANGE] = 500
     """Optimiser steps between checkpoints."""
     sampling: Annotated[SamplingConfig, MAY_CHANGE] = SamplingConfig()
-    """Samples along the way and the measurement of quality at the end; changes nothing in the training."""
+    """Samples during the training and the measurement of quality at its end; changes nothing in the training."""
     tracking: Annotated[Tracking, MAY_CHANGE] = Tracking()
     """Where MLflow keeps loss, sample grids and quality."""
     notes: Annotated[str, MAY_CHANGE] = ""
     """Text for the model card, such as the source and licence of the data."""
 
     def hash(self) -> str:
-        """Identifies what is trained: everything but the keys marked MAY_CHANGE, such as where it is kept."""
+        """Hex digest that identifies what is trained: all keys but those marked MAY_CHANGE, such as the folder."""
         fields = type(self).model_fields
         plain = {k: v for k, v in self.model_dump(mode="json").items() if MAY_CHANGE not in markers_of(fields[k])}
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""One training run of the diffusion model: its network, its running mean, its optimiser and its checkpoint.
+"""One training run of the diffusion model: its network, its averaged weights, its optimiser and its checkpoint.
 
 Every random draw of a step (rows, timesteps, noise, dropped labels, mirrored images) comes from a stream keyed by the
 step, so a run that was stopped and resumed ends with the same bits as one that was not, on the same number of threads.
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from raysim.core import rng
 from raysim.core.errors import RunError, UserError
 from raysim.core.files import write_atomic
+from raysim.core.plain import PlainDict
 from raysim.core.records import ByteArray, Dataset
 from raysim.generation.pretrain_config import PretrainConfig
 from raysim.generation.weights_folder import build_unet
@@ -27,7 +28,10 @@ from raysim.generation.weights_folder import build_unet
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's noisy images (B x C x H x W), timesteps, labels and what the network is to predict from them."""
+    """The images of one optimiser step.
+
+    noisy: images with noise, B x channels x height x width.  target: what the network should predict, same shape.
+    """
 
     noisy: Tensor
     timesteps_B: Tensor
@@ -36,11 +40,13 @@ class Batch:
 
 
 class Trainer:
-    """Network, running mean and optimiser of one training run, advanced one step at a time."""
+    """The network, its averaged weights (a running mean) and the optimiser of one training run, step by step."""
 
     def __init__(self, config: PretrainConfig, dataset: Dataset) -> None:
-        self.config, self.dataset = config, dataset
-        self.step, self.seconds = 0, 0.0
+        self.config = config
+        self.dataset = dataset
+        self.step = 0
+        self.seconds = 0.0
         self.losses: list[Tensor] = []
         self.device = device_of(config.device)
         self.null_class = dataset.classes if config.label_dropout > 0 else None
@@ -48,7 +54,7 @@ class Trainer:
         self.unet = build(config, dataset).to(self.device).train()
         self.average = {name: p.detach().clone() for name, p in self.unet.named_parameters()}
         self.optimizer = torch.optim.AdamW(self.unet.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=0.0)
-        self.scheduler: Any = DDPMScheduler(
+        self.scheduler: Any = DDPMScheduler(  # diffusers has no types
             num_train_timesteps=config.train_steps,
             beta_schedule="squaredcos_cap_v2" if config.schedule == "cosine" else "linear",
             prediction_type="v_prediction" if config.prediction == "v" else "epsilon",
@@ -56,7 +62,7 @@ class Trainer:
         )
 
     def train_step(self) -> None:
-        """One optimiser step, and the running mean after it."""
+        """Take one optimiser step, and update the averaged weights."""
         self.step += 1
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
@@ -72,16 +78,18 @@ class Trainer:
         self.losses.append(loss.detach())
 
     def learning_rate(self) -> float:
-        """Linear warm-up, then a half cosine to zero at the last step."""
-        warmup, steps = self.config.warmup, self.config.steps
+        """The learning rate of the present step: a linear warm-up, then a half cosine to zero at the last step."""
+        warmup = self.config.warmup
+        steps = self.config.steps
         if self.step <= warmup:
             return self.config.lr * self.step / warmup
         done = (self.step - warmup) / max(1, steps - warmup)
         return self.config.lr * 0.5 * (1 + math.cos(math.pi * done))
 
     def draw(self, generator: torch.Generator) -> Batch:
-        """A training batch: everything random in it comes from `generator`."""
-        size, images = self.config.batch_size, self.dataset.train_images
+        """Draw a training batch; everything random in it comes from `generator`."""
+        size = self.config.batch_size
+        images = self.dataset.train_images
         rows_B = torch.randint(len(images), (size,), generator=generator).numpy()
         flip_B = torch.rand(size, generator=generator) < (0.5 if self.flips else 0.0)
         drop_B = torch.rand(size, generator=generator) < self.config.label_dropout
@@ -91,7 +99,8 @@ class Trainer:
         return self._noise(clean, labels_B.masked_fill(drop_B, self.null_class or 0), generator)
 
     def _noise(self, clean: Tensor, labels_B: Tensor, generator: torch.Generator) -> Batch:
-        size, timesteps = len(clean), self.config.train_steps
+        size = len(clean)
+        timesteps = self.config.train_steps
         # One offset for evenly spaced timesteps: each is still uniform, but a batch covers the whole range.
         offset = torch.rand((), generator=generator)
         timesteps_B = ((torch.arange(size) + offset) * (timesteps / size)).long().clamp_(max=timesteps - 1)
@@ -107,8 +116,8 @@ class Trainer:
             predicted = unet(batch.noisy, batch.timesteps_B, batch.labels_B, return_dict=False)[0]
         return F.mse_loss(predicted.float(), batch.target)
 
-    def progress(self, seconds_per_step: float) -> dict[str, Any]:
-        """What a progress line shows; raises RunError if the loss is not finite."""
+    def progress(self, seconds_per_step: float) -> PlainDict:
+        """Report the values of a progress line since the last report; raises RunError if the loss is not finite."""
         loss = float(torch.stack(self.losses).mean())
         self.losses.clear()
         if not math.isfinite(loss):
@@ -122,22 +131,23 @@ class Trainer:
             "eta_s": seconds_per_step * (self.config.steps - self.step),
         }
 
-    def averaged_unet(self) -> Any:
-        """The network with the running mean of the weights."""
+    def averaged_unet(self) -> Any:  # diffusers has no types
+        """Build the network with the averaged weights, in evaluation mode and without gradients."""
         unet = build(self.config, self.dataset).to(self.device)
         unet.load_state_dict(self.average)
         return unet.eval().requires_grad_(False)
 
     def quality(self, batches: int = 16) -> dict[str, float]:
-        """Mean denoising error of the averaged network on training and on test images, under the same noise."""
-        unet, dataset = self.averaged_unet(), self.dataset
+        """Measure the mean denoising error of the averaged network on training and on test images, with equal noise."""
+        unet = self.averaged_unet()
+        dataset = self.dataset
         size = self.config.batch_size
         error = {}
-        parts = {
+        splits = {
             "train": (dataset.train_images, dataset.train_labels_N),
             "test": (dataset.test_images, dataset.test_labels_N),
         }
-        for part, (images, labels_N) in parts.items():
+        for split, (images, labels_N) in splits.items():
             losses = []
             for i in range(batches):
                 generator = rng.torch_stream(self.config.seed, rng.PRETRAIN, 0, i)
@@ -145,26 +155,28 @@ class Trainer:
                 batch = self._noise(to_range(images[rows_B]), torch.from_numpy(labels_N[rows_B]), generator)
                 with torch.inference_mode():
                     losses.append(float(self._loss(unet, batch)))
-            error[part] = sum(losses) / batches
+            error[split] = sum(losses) / batches
         return error
 
     def save(self, path: Path) -> None:
-        """Write everything that the next step depends on, in one file, in one go."""
+        """Write everything that the next step depends on into one file, which is replaced as a whole."""
         path.parent.mkdir(parents=True, exist_ok=True)
         metadata = {"step": self.step, "seconds": self.seconds, "config_hash": self.config.hash()}
         write_atomic(path, save(self._state(), metadata={"raysim": json.dumps(metadata)}))
 
     def _state(self) -> dict[str, Tensor]:
-        """Weights, running mean and AdamW's two moments, by name: views that `resume` copies into."""
+        """Weights, averaged weights and AdamW's two moments, by name: views into which `resume` copies."""
         state: dict[str, Tensor] = {}
         for name, parameter in self.unet.named_parameters():
             moments = self.optimizer.state[parameter]
-            state[f"unet.{name}"], state[f"average.{name}"] = parameter.data, self.average[name]
-            state[f"exp_avg.{name}"], state[f"exp_avg_sq.{name}"] = moments["exp_avg"], moments["exp_avg_sq"]
+            state[f"unet.{name}"] = parameter.data
+            state[f"average.{name}"] = self.average[name]
+            state[f"exp_avg.{name}"] = moments["exp_avg"]
+            state[f"exp_avg_sq.{name}"] = moments["exp_avg_sq"]
         return state
 
     def resume(self, path: Path) -> None:
-        """Go on from a checkpoint, if there is one; UserError if it is damaged or of another configuration."""
+        """Load a checkpoint, if there is one; UserError if it is damaged or belongs to another configuration."""
         if not path.is_file():
             return
         try:
@@ -175,7 +187,8 @@ class Trainer:
             raise UserError(f"output: checkpoint {path} is damaged ({error}); remove it to start again") from None
         if metadata["config_hash"] != self.config.hash():
             raise UserError(f"output: {path} belongs to another configuration; choose another folder, or remove it")
-        self.step, self.seconds = metadata["step"], metadata["seconds"]
+        self.step = metadata["step"]
+        self.seconds = metadata["seconds"]
         for parameter in self.unet.parameters():
             # AdamW makes its moments at its first step; a resumed run has them before.
             zeros = (torch.zeros_like(parameter.data) for _ in range(2))
@@ -186,9 +199,13 @@ class Trainer:
             tensor.copy_(saved[name])
 
 
-def build(config: PretrainConfig, dataset: Dataset) -> Any:
-    """The network for these images, with initial weights that depend on the seed alone; UserError if it cannot fit."""
-    unet, (height, width) = config.unet, dataset.image_size
+def build(config: PretrainConfig, dataset: Dataset) -> Any:  # diffusers has no types
+    """Build the network for these images, with initial weights that depend on the seed alone.
+
+    Raises UserError if the network cannot halve the images as often as it has resolutions.
+    """
+    unet = config.unet
+    height, width = dataset.image_size
     factor = 2 ** (len(unet.channels) - 1)
     if height % factor or width % factor:
         raise UserError(
@@ -204,12 +221,12 @@ def build(config: PretrainConfig, dataset: Dataset) -> Any:
 
 
 def to_range(images: ByteArray) -> Tensor:
-    """uint8 pixels as float32 in [-1, 1]."""
+    """Convert uint8 pixels to float32 in [-1, 1], same shape."""
     return torch.from_numpy(images).float().mul_(1 / 127.5).sub_(1.0)
 
 
 def device_of(name: str) -> torch.device:
-    """The device that a configuration means; UserError where there is none."""
+    """The device of this name, such as cpu, cuda or auto; UserError where there is no such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,37 +1,40 @@
-"""How good synthetic images are, measured cheaply: what a classifier learns from them, and whether they are copies.
+"""Cheap measures of how good synthetic images are: what a classifier learns from them, and whether they are copies.
 
 Accuracy of a classifier trained on synthetic images alone and tested on real ones is the classification accuracy score
 of arXiv 1905.10887. Distances are root-mean-square pixel differences, in units of the [0, 1] pixel range.
 """
 
-from typing import Any
 
 import numpy as np
 import torch
 
 from raysim.core import rng
+from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import ByteArray, Dataset, FloatArray, IntArray
 from raysim.data.splits import choose
 from raysim.evaluation.accuracy import chunks, evaluate_chunks
 from raysim.models.architectures import cnn, linear
 from raysim.models.flat_model import FlatModel, ImageScale, build_model
 
-STEPS, BATCH, LR = 600, 64, 2e-3  # of each classifier, AdamW
-MOST_QUERIES = 1000  # images whose nearest neighbour is searched, of each kind
+# Each classifier is trained with AdamW for this many steps, with this batch size and learning rate.
+STEPS = 600
+BATCH = 64
+LR = 2e-3
+MOST_QUERIES = 1000  # images of each kind whose nearest neighbour is searched
 _QUALITY = "quality"  # purpose of the random streams
 
 
 def measure(
     dataset: Dataset, images: ByteArray, labels_M: IntArray, seed: int = 0, device: str = "cpu"
-) -> dict[str, Any]:
-    """Compare synthetic images with as many real ones of the same classes; plain data, fit for JSON.
+) -> PlainDict:
+    """Compare synthetic images with as many real ones of the same classes; returns plain data for JSON.
 
-    images: uint8 M x channels x height x width.  labels_M: their classes.  Two small CNNs are trained alike, one on the
-    synthetic images and one on real training images; both are tested on the test split.
-    accuracy: of both, and per class (NaN-free: null for a class without test image).  recognised: share of synthetic
-    images whose class the real-trained classifier gives back; its accuracy on real test images is what to expect of
-    real ones.  distance: median from a synthetic image to the nearest training image, the same from test images, and
-    the share of synthetic images that are nearer than all but 1 % of the test images: far above 0.01 means copies.
+    images: uint8 M x channels x height x width.  labels_M: their classes.  Two small CNNs are trained in the same way,
+    one on the synthetic images and one on real training images; both are tested on the test split.
+    accuracy: that of both, in all and per class (None for a class without test image).  recognised: fraction of the
+    synthetic images to which the CNN trained on real images gives their own class; for real images that fraction is its
+    accuracy.  distance: median from a synthetic image to the nearest training image, the same from test images, and
+    the fraction of synthetic images that are nearer than all but 1 % of the test images: far above 0.01 means copies.
     Raises ValueError without images or without test images.
     """
     if not len(images) or not len(dataset.test_labels_N):
@@ -64,7 +67,7 @@ def measure(
 def _fit(
     dataset: Dataset, images: ByteArray, labels_M: IntArray, scale: ImageScale, seed: int, device: str
 ) -> FlatModel:
-    """A small CNN (a linear model for images of less than 4 pixels) after STEPS steps on these images."""
+    """Train a small CNN (a linear model for images with a side below 4 pixels) for STEPS steps on these images."""
     architecture = cnn if min(dataset.image_size) >= 4 else linear
     model = FlatModel(build_model(architecture, dataset.channels, dataset.image_size, dataset.classes, seed), device)
     optimizer = torch.optim.AdamW(model.module.parameters(), lr=LR, weight_decay=0.01)
@@ -114,16 +117,17 @@ def nearest(queries: ByteArray, references: ByteArray) -> FloatArray:
     flat = torch.from_numpy(queries.reshape(len(queries), -1)).float() / 255
     best = torch.full((len(flat),), torch.inf)
     for start in range(0, len(references), 4096):
-        part = references[start : start + 4096]
-        others = torch.from_numpy(part.reshape(len(part), -1).astype(np.float32)) / 255
+        block = references[start : start + 4096]
+        others = torch.from_numpy(block.reshape(len(block), -1).astype(np.float32)) / 255
         best = torch.minimum(best, torch.cdist(flat, others).amin(1))
     distances: FloatArray = (best / flat.shape[1] ** 0.5).double().numpy()
     return distances
 
 
-def table(quality: dict[str, Any]) -> list[str]:
-    """The measurements as a Markdown table, a line each, which reads well on a terminal, too."""
-    accuracy, per_class = quality["accuracy"], quality["per_class"]
+def table(quality: PlainMapping) -> list[str]:
+    """Format the result of `measure` as the lines of a Markdown table, aligned for a terminal."""
+    accuracy = quality["accuracy"]
+    per_class = quality["per_class"]
     distance = quality["distance"]
     rows = [
         ("accuracy of a classifier trained on synthetic images", f"{accuracy['from_synthetic']:.4f}"),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from raysim.core.errors import UserError
+from raysim.core.plain import PlainDict, PlainMapping
 from raysim.generation.weights_folder import SCHEDULER, read_json
 
 # A cosine schedule leaves almost no signal at the last timesteps, where DPM-Solver++'s expansion in the logarithm of
@@ -32,7 +33,8 @@ class Sampler:
         config = read_json(folder / SCHEDULER)
         own = str(config.get("timestep_spacing", "leading"))
         config["timestep_spacing"] = self.spacing = own if spacing == "auto" else spacing
-        self.name, self.steps = name, steps
+        self.name = name
+        self.steps = steps
         self.scheduler = _scheduler(folder, name, config)
         self.trained: int = self.scheduler.config.num_train_timesteps
         if steps > self.trained:
@@ -46,12 +48,12 @@ class Sampler:
         self.timesteps = self._timesteps(steps)
         self._check_timesteps()
 
-    def describe(self) -> dict[str, Any]:
-        """Everything about the schedule that changes pixels."""
+    def describe(self) -> PlainDict:
+        """Everything about the schedule that changes pixels, for a fingerprint."""
         return {"name": self.name, "timesteps": self.timesteps, "config": public_keys(self.scheduler.config)}
 
     def start(self) -> None:
-        """Forget the batch before."""
+        """Prepare for a new batch: forget what the scheduler keeps of the batch before."""
         if self.name == "ddpm" or (self.name == "dpmsolver++" and self.spacing == "trailing"):
             self.scheduler.set_timesteps(timesteps=self.timesteps)
         elif self.name != "ddim":
@@ -69,16 +71,18 @@ class Sampler:
 
     def _ddim_step(self, t: int, previous: int, predicted: Tensor, x: Tensor) -> Tensor:
         """Formula (12) of DDIM (arXiv 2010.02502) without noise, from timestep t to `previous` (-1: the image)."""
-        config, abar = self.scheduler.config, self.scheduler.alphas_cumprod
-        abar_t, abar_p = abar[t], abar[previous] if previous >= 0 else torch.ones(())
+        config = self.scheduler.config
+        abar = self.scheduler.alphas_cumprod
+        abar_t = abar[t]
+        abar_p = abar[previous] if previous >= 0 else torch.ones(())
         if config.prediction_type == "epsilon":
             image = (x - (1 - abar_t) ** 0.5 * predicted) / abar_t**0.5
         else:
             image = abar_t**0.5 * x - (1 - abar_t) ** 0.5 * predicted
         if config.clip_sample:
             image = image.clamp(-config.clip_sample_range, config.clip_sample_range)
-        # The noise that belongs to the clamped image: the network's own would let x drift out of the schedule, and with
-        # guidance and many steps the images turn into blotches.
+        # The noise that belongs to the clamped image: with the network's own noise x would leave the schedule, and with
+        # guidance and many steps the images would be spoilt.
         noise = (x - abar_t**0.5 * image) / (1 - abar_t) ** 0.5
         stepped: Tensor = abar_p**0.5 * image + (1 - abar_p) ** 0.5 * noise
         return stepped
@@ -98,8 +102,8 @@ class Sampler:
     def _clipped_trailing(self, steps: int) -> list[int]:
         """diffusers' own timesteps where they are as many as asked for, else `steps` evenly over the same range.
 
-        diffusers counts down from where LAMBDA_MIN lies, in strides for the whole range, so that of many steps the last
-        ones fall off the end.
+        diffusers counts down from the timestep of LAMBDA_MIN in strides that are meant for the whole range, so that
+        with many steps the last ones would be below 0.
         """
         self.scheduler.set_timesteps(steps)
         own = [int(t) for t in self.scheduler.timesteps]
@@ -120,7 +124,7 @@ class Sampler:
             raise UserError(f"{where} {problem}; use {found} steps, or {other}" if found else f"{where} {problem}")
 
     def _problem(self, steps: int, timesteps: list[int]) -> str:
-        """What is wrong with a schedule; empty for nothing."""
+        """What is wrong with a schedule, for a message; empty if nothing is."""
         if len(timesteps) != steps:
             return f"would make {len(timesteps)} steps"
         if timesteps[-1] < 0 or any(later >= t for t, later in pairwise(timesteps)):
@@ -133,12 +137,12 @@ class Sampler:
         return ""
 
 
-def public_keys(config: Any) -> dict[str, Any]:
-    """The keys of a diffusers configuration without diffusers' own notes, one of which changes its order."""
+def public_keys(config: PlainMapping) -> PlainDict:
+    """The keys of a diffusers configuration without diffusers' private ones, one of which changes its order."""
     return {key: value for key, value in dict(config).items() if not key.startswith("_")}
 
 
-def _scheduler(folder: Path, name: str, config: dict[str, Any]) -> Any:
+def _scheduler(folder: Path, name: str, config: PlainMapping) -> Any:  # diffusers has no types
     import diffusers
 
     if config.get("prediction_type", "epsilon") not in ("epsilon", "v_prediction") or config.get("thresholding"):
@@ -153,7 +157,7 @@ def _scheduler(folder: Path, name: str, config: dict[str, Any]) -> Any:
             )
         if name == "unipc":
             return diffusers.UniPCMultistepScheduler.from_config(config)
-        # Not by `from_config`, which imports all schedulers that it could be mistaken for, and scipy.stats with them.
+        # Not by `from_config`, which imports all compatible schedulers, and scipy.stats with them.
         known = inspect.signature(diffusers.DDPMScheduler.__init__).parameters
         return diffusers.DDPMScheduler(**{key: value for key, value in config.items() if key in known})
     except (TypeError, ValueError, NotImplementedError) as error:

@@ -12,11 +12,11 @@ from torch import Tensor
 from raysim.core.errors import RunError, UserError
 from raysim.core.records import ByteArray, IntArray
 
-LANES = 16  # batches are padded to a multiple of this, so that no image falls into the remainder of a vectorised loop
+LANES = 16  # batches are padded to a multiple of this, so that no image is in the remainder of a vectorised loop
 
 
 def to_uint8(x: Tensor) -> ByteArray:
-    """Images in [-1, 1] as pixels 0..255, clamped, so that values slightly outside do not wrap round.
+    """Convert images in [-1, 1] to pixels 0..255, same shape; values outside are clamped, so that they do not overflow.
 
     Raises RunError if a value is not finite.
     """
@@ -28,7 +28,7 @@ def to_uint8(x: Tensor) -> ByteArray:
 
 @contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """One thread on a CPU, and the number before afterwards."""
+    """A context in which torch uses one thread if the device is a CPU; afterwards as many as before."""
     before = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(1)
@@ -38,8 +38,8 @@ def one_thread(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def check_labels(labels_B: NDArray[Any], classes: int) -> IntArray:
-    """The labels as int64; UserError for labels that are not integers or not classes."""
+def check_labels(labels_B: NDArray[Any], classes: int) -> IntArray:  # Any: the dtype is what is checked
+    """Return the labels as int64; UserError for labels that are not integers or not in 0 to classes - 1."""
     if labels_B.ndim != 1 or labels_B.dtype.kind not in "iu":
         raise UserError(
             f"labels must be whole numbers, one an image, not {labels_B.dtype} of shape {labels_B.shape}; "

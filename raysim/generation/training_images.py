@@ -1,35 +1,38 @@
-"""Which images a generator was trained on: short digests beside its weights, to find test images among them.
+"""Records which images a generator was trained on, as short digests beside its weights, to find test images among them.
 
-`training_images.npy` holds the first 8 bytes of the sha256 of each image, as sorted 64-bit numbers: of 10,000 images
-that were not among 50,000, one is taken for one of them with a probability of 3e-11.
+`training_images.npy` holds the first 8 bytes of the sha256 of each image, as sorted 64-bit numbers. With 50,000
+training images, the probability that at least one of 10,000 other images has an equal digest is 3e-11.
 """
 
 import hashlib
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raysim.core.errors import UserError
 from raysim.core.files import write_atomic
+from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import ByteArray, Dataset
 
 FILE = "training_images.npy"
-ENTRY = "training_images"  # of card.json
+ENTRY = "training_images"  # key in card.json
 
 Keys = NDArray[np.uint64]
 
 
 def image_keys(images: ByteArray) -> Keys:
-    """A 64-bit number for each image, N x channels x height x width: of its shape and its pixels alone."""
+    """A 64-bit number for each image, computed from its shape and pixels alone: N.
+
+    images: N x channels x height x width.
+    """
     shape = str(images.shape[1:]).encode()
     digests = [hashlib.sha256(shape + np.ascontiguousarray(image).tobytes()).digest()[:8] for image in images]
     return np.frombuffer(b"".join(digests), dtype="<u8")
 
 
-def record(folder: Path, images: ByteArray) -> dict[str, Any]:
+def record(folder: Path, images: ByteArray) -> PlainDict:
     """Write the digests of the images that the weights in `folder` are trained on; returns their entry in card.json.
 
     The file is a function of the set of images alone.
@@ -41,8 +44,8 @@ def record(folder: Path, images: ByteArray) -> dict[str, Any]:
     return {"images": len(images), "file": FILE, "sha256": hashlib.sha256(buffer.getvalue()).hexdigest()}
 
 
-def recorded(folder: Path, card: dict[str, Any]) -> Keys | None:
-    """The digests beside the weights in `folder`; None where card.json names none.
+def recorded(folder: Path, card: PlainMapping) -> Keys | None:
+    """Read the digests beside the weights in `folder`; None where card.json names none.
 
     Raises UserError where the file that it names is missing or damaged.
     """
@@ -63,12 +66,12 @@ def recorded(folder: Path, card: dict[str, Any]) -> Keys | None:
 
 
 def seen(keys: Keys, images: ByteArray) -> int:
-    """How many of these images are among those of the digests."""
+    """How many of these images have a digest among `keys`."""
     return int(np.isin(image_keys(images), keys).sum())
 
 
 def refuse_seen_test(keys: Keys | None, dataset: Dataset, weights: str) -> None:
-    """UserError where test images of the data set were trained on: accuracy would be measured on what was learnt."""
+    """Raise UserError where the weights were trained on test images, on which accuracy would then be measured."""
     found = seen(keys, dataset.test_images) if keys is not None else 0
     if found:
         raise UserError(
@@ -80,12 +83,13 @@ def refuse_seen_test(keys: Keys | None, dataset: Dataset, weights: str) -> None:
 
 
 def notes_of(keys: Keys | None, dataset: Dataset, weights: str) -> list[str]:
-    """What a summary should say about what the weights have seen."""
+    """Notes for the summary about which images of the data set the weights were trained on."""
     name = f"generator.weights = {weights}"
     if keys is None:
         return [f"{name} do not say which images they were trained on, so test images among them cannot be found"]
     notes = []
-    owned, tested = seen(keys, dataset.train_images), seen(keys, dataset.test_images)
+    owned = seen(keys, dataset.train_images)
+    tested = seen(keys, dataset.test_images)
     if owned:
         notes.append(
             f"{name} were trained on {owned:,} of the {len(dataset.train_images):,} images of all clients: what is "

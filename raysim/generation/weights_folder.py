@@ -1,4 +1,4 @@
-"""The weights folder of a diffusion generator: what diffusers itself loads, plus a model card.
+"""The weights folder of a diffusion generator: the files that diffusers itself loads, plus a model card.
 
 config.json and diffusion_pytorch_model.safetensors are read by `UNet2DModel.from_pretrained`, scheduler_config.json by
 every diffusers scheduler, card.json by raysim (classes, null class, checksum), training_images.npy with digests of the
@@ -17,16 +17,15 @@ from safetensors.torch import load, save
 
 from raysim.core.errors import UserError
 from raysim.core.files import write_atomic
+from raysim.core.plain import Plain, PlainDict, PlainMapping
 from raysim.generation.lean_unet import unet_class
 
 SHIPPED = Path(__file__).parent / "weights"
-CONFIG, WEIGHTS, SCHEDULER, CARD, README = (
-    "config.json",
-    "diffusion_pytorch_model.safetensors",
-    "scheduler_config.json",
-    "card.json",
-    "README.md",
-)
+CONFIG = "config.json"
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+SCHEDULER = "scheduler_config.json"
+CARD = "card.json"
+README = "README.md"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
@@ -36,7 +35,10 @@ def shipped_names() -> list[str]:
 
 
 def find_folder(weights: str) -> Path:
-    """The folder that `weights` means: a shipped name, or a path.  Raises UserError, also for a pickle."""
+    """The folder that `weights` names: a shipped name, or a path.
+
+    Raises UserError where there is no such folder, where it has no weights, and for a pickle.
+    """
     path = SHIPPED / weights if weights in shipped_names() else Path(weights).expanduser()
     if path.suffix.lower() in PICKLES:
         raise UserError(pickle_refusal(path))
@@ -61,15 +63,15 @@ def _empty(path: Path) -> str:
 
 
 def pickle_refusal(path: Path, key: str = "generator.weights") -> str:
-    """Why a pickle is not loaded, and what to do."""
+    """The message that says why a pickle is not loaded, and what to do."""
     return (
         f"{key}: {path} is refused: a {path.suffix} file is a pickle, and loading a pickle can run any "
         f"code that its author put in it; convert it to {WEIGHTS} (safetensors)"
     )
 
 
-def read_json(path: Path, key: str = "generator.weights") -> dict[str, Any]:
-    """The object in a JSON file of the weights folder.  Raises UserError with key and path if missing or damaged."""
+def read_json(path: Path, key: str = "generator.weights") -> PlainDict:
+    """Read the object in a JSON file of the weights folder; UserError with key and path if it is missing or damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -81,12 +83,13 @@ def read_json(path: Path, key: str = "generator.weights") -> dict[str, Any]:
     return content
 
 
-def read_unet(folder: Path) -> tuple[Any, str]:
-    """The float32 network in a weights folder and the sha256 of its weight file.
+def read_unet(folder: Path) -> tuple[Any, str]:  # diffusers has no types
+    """Read (the float32 network in a weights folder, the sha256 of its weight file).
 
     Raises UserError with the path if a file is missing, damaged, or not for the network in config.json.
     """
-    config, path = read_json(folder / CONFIG), folder / WEIGHTS
+    config = read_json(folder / CONFIG)
+    path = folder / WEIGHTS
     if config.get("_class_name") != "UNet2DModel":
         raise UserError(f"generator.weights: {folder / CONFIG} describes no UNet2DModel")
     try:
@@ -108,12 +111,15 @@ def read_unet(folder: Path) -> tuple[Any, str]:
 
 def build_unet(
     channels: int, image_size: tuple[int, int], embeddings: int, widths: list[int], layers: int, attention: bool
-) -> Any:
-    """A class-conditional UNet: one resolution a width, attention only at the lowest one, if at all.
+) -> Any:  # diffusers has no types
+    """Build a class-conditional UNet with one resolution for each width.
 
-    channels, image_size: of the images.  embeddings: rows of the class table, with the null class if there is one.
+    channels, image_size: those of the images.  embeddings: rows of the class table, with the null class if there is
+    one.
+    layers: residual blocks at each resolution.  attention: whether the lowest resolution has self-attention.
     """
-    plain, last = len(widths) - 1, "Attn" if attention else ""
+    plain = len(widths) - 1
+    last = "Attn" if attention else ""
     return unet_class()(
         sample_size=image_size,
         in_channels=channels,
@@ -128,8 +134,8 @@ def build_unet(
     )
 
 
-def write_folder(folder: Path, unet: Any, scheduler: Any, card: dict[str, Any], readme: str) -> None:
-    """Write network (in half precision), scheduler and card; card.json, with the checksum, comes last."""
+def write_folder(folder: Path, unet: Any, scheduler: Any, card: PlainMapping, readme: str) -> None:
+    """Write network (in half precision), scheduler and card; card.json, with the checksum, is written last."""
     folder.mkdir(parents=True, exist_ok=True)
     half = {name: tensor.detach().to("cpu", torch.float16).contiguous() for name, tensor in unet.state_dict().items()}
     weights = save(half, metadata={"format": "pt"})
@@ -144,7 +150,7 @@ def write_folder(folder: Path, unet: Any, scheduler: Any, card: dict[str, Any], 
         write_atomic(folder / name, content)
 
 
-def add_to_card(folder: Path, key: str, value: Any, markdown: str) -> None:
+def add_to_card(folder: Path, key: str, value: Plain, markdown: str) -> None:
     """Add an entry to card.json, and a section to README.md, of a finished weights folder."""
     card = {**read_json(folder / CARD), key: value}
     text = (folder / README).read_text(encoding="utf-8").split("\n## ")[0].rstrip()
