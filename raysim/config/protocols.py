@@ -160,18 +160,18 @@ class LocalAlgorithm(Protocol):
     batch_size: int
     """Samples of a step."""
     summed: ClassVar[tuple[str, ...]] = ()
-    """Names of vectors (P) in `job.scratch` whose sum over the round, over all registered clients, the server gets."""
+    """Names of vectors (P) in `job.scratch`; the server gets their sum divided by the number of all clients."""
     broadcast: ClassVar[tuple[str, ...]] = ()
     """Names of the server-side vectors (P) that every client receives; they start at zero."""
     server_only: ClassVar[tuple[str, ...]] = ()
-    """Those of both that a real federation would not send: only the server uses them, or it knows them anyway."""
+    """Those of `broadcast` and `summed` that a real federation would not send: the server can compute them itself."""
     logged: ClassVar[tuple[str, ...]] = ()
-    """Names of numbers in `job.scratch` that are kept in the record of each client; a real federation sends none."""
+    """Names of numbers in `job.scratch` that are recorded for each client; a real federation sends none of them."""
     equal_clients: ClassVar[bool] = False
-    """Whether the method minimises the mean over clients, each counted alike, however updates are weighed."""
+    """Whether the method minimises the mean over clients with equal weights, whatever the weights of their updates."""
 
     def check(self, module: "nn.Module", rule: "AggregationRule", server: "ServerOptimiser") -> None:
-        """Raises UserError for a model, aggregation rule or server optimiser that the algorithm cannot work with."""
+        """Raise UserError for a model, aggregation rule or server optimiser that the algorithm cannot work with."""
 
     @abstractmethod
     def learning_rate(self, round_: int) -> float:
@@ -267,7 +267,7 @@ class AggregationRule(Protocol):
         """
 
     def constant_weights(self, n_K: "IntArray", participants: int) -> "FloatArray | None":  # noqa: ARG002
-        """What each registered client weighs in every cohort of this many, if that is the same in all of them: K.
+        """The weight of each registered client in every cohort of this many, if it is the same in all of them: K.
 
         None where it depends on the rest of the cohort, on updates, or on anything else that is not known beforehand.
         The noise of differential privacy at the server is only accepted with constant weights.

@@ -17,7 +17,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass
 class adamw(sgd):
-    """Local AdamW, its moments starting at zero in every round (arXiv 1711.05101, as in PyTorch).
+    """Local AdamW whose moments start at zero in every round (arXiv 1711.05101, as in PyTorch).
 
     m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2, both corrected for their start at zero;
     w <- w - lr (m / (sqrt(v) + eps) + weight_decay w).  A step is about lr long, so FedNova's ||a||_1 is their number.
@@ -34,11 +34,11 @@ class adamw(sgd):
     nesterov: ClassVar[bool] = False  # type: ignore[misc]
 
     def pull(self) -> float:
-        """0: steps are only about lr long, and decay changes that count by less than it is off anyway."""
+        """0, because FedNova's count is approximate for AdamW anyway, by more than the weight decay would change it."""
         return 0.0
 
     def start(self, job: "Job") -> None:
-        """A fresh optimiser over the flat parameters."""
+        """Build a new optimiser over the flat parameters, with moments of zero."""
         from torch.optim import AdamW
 
         betas = self.beta1, self.beta2
@@ -47,7 +47,7 @@ class adamw(sgd):
         )
 
     def step(self, job: "Job") -> None:
-        """One AdamW step on the flat parameters."""
+        """Take one AdamW step on the flat parameters."""
         self.clip_gradient(job)
         job.model.params_P.grad = job.model.grad_P
         job.scratch["optimiser"].step()

@@ -1,9 +1,10 @@
-"""From the update that a client computed to the one that it sends: sparse, rounded, clipped, noisy.
+"""Turns the update that a client has computed into the one that it sends: sparse, rounded, clipped, noisy.
 
     v = Delta + e;  s = top_k(v);  e <- v - s;  q = round(s);  sent = q min(1, clip / ||q||) + noise
 
-e is the client's memory of what it did not send (error feedback, arXiv 1809.07599). Rounding is right on average and
-needs no memory. Clipping comes after both, so that `clip` bounds what is really sent; what it takes away is gone.
+e is the residual that the client keeps: what it did not send so far (error feedback, arXiv 1809.07599). Rounding is
+unbiased and needs no residual. Clipping comes after both, so that `clip` bounds what is sent; what it removes is not
+kept.
 """
 
 import numpy as np
@@ -13,17 +14,19 @@ from torch import Tensor
 from raysim.config.schema import Update, kept
 from raysim.core import rng
 
-RESIDUAL = "update_residual"  # what a client remembers of what it did not send, beside its algorithm's own state
+RESIDUAL = "update_residual"  # name of the residual in a client's state, besides the entries of its algorithm
 
 
 def send(
     delta_P: Tensor, residual_P: Tensor | None, options: Update, seed: int, round_: int, client: int
 ) -> tuple[Tensor, Tensor | None, dict[str, float]]:
-    """(the update as sent, the client's next memory, `clipped`: 1 or 0); randomness is keyed by round and client.
+    """Compress a client's update; randomness is keyed by round and client.
 
-    residual_P: the memory so far; None before the first time, and always unless `top_k` is set.
+    delta_P: the update, shape P.  residual_P: what the client did not send so far; None before the first time, and
+    always unless `top_k` is set.  Returns (the update as sent, the next residual, metrics such as `clipped`: 1 or 0).
     """
-    sent_P, left_P = delta_P, None
+    sent_P = delta_P
+    left_P = None
     seen: dict[str, float] = {}
     if options.top_k is not None:
         v_P = delta_P if residual_P is None else delta_P + residual_P
@@ -42,7 +45,7 @@ def send(
 
 
 def largest(v_P: Tensor, count: int) -> Tensor:
-    """v with all but its `count` largest absolute values set to 0; of equal ones those that come first are kept."""
+    """v_P with all but its `count` largest absolute values set to 0; of equal ones the first are kept."""
     if count >= len(v_P):
         return v_P
     size_P = v_P.abs()
@@ -54,12 +57,13 @@ def largest(v_P: Tensor, count: int) -> Tensor:
 
 
 def stochastic_round(v_P: Tensor, bits: int, u_P: Tensor) -> Tensor:
-    """v on 2^bits - 1 evenly spaced levels from -max|v| to max|v|, up or down at random, so that the mean is v.
+    """Round v_P to 2^bits - 1 evenly spaced levels from -max|v| to max|v|, up or down at random: the expectation is v.
 
     With m = 2^(bits - 1) - 1 and x = v m / max|v|:  floor(x + u) max|v| / m,  u uniform in [0, 1)  (QSGD, arXiv
-    1610.02132, with the largest value as its norm).  u_P: the draws, one a coordinate.  Zeros stay zero.
+    1610.02132, with the largest value as its norm).  u_P: the random numbers, one per coordinate.  Zeros stay zero.
     """
-    largest_value, m = v_P.abs().max(), 2 ** (bits - 1) - 1
+    largest_value = v_P.abs().max()
+    m = 2 ** (bits - 1) - 1
     if not largest_value > 0:
         return v_P
     x_P = (v_P.to(torch.float64) * m / largest_value.to(torch.float64)).clamp_(-m, m)
@@ -69,6 +73,6 @@ def stochastic_round(v_P: Tensor, bits: int, u_P: Tensor) -> Tensor:
 
 
 def clipped(v_P: Tensor, clip: float) -> tuple[Tensor, float]:
-    """(v, scaled down to Euclidean norm `clip` if it is longer, and whether it was: 1 or 0)."""
+    """Scale v_P down to the Euclidean norm `clip` if it is longer; returns (the result, 1 if it was longer, else 0)."""
     norm = float(v_P.to(torch.float64).norm())
     return (v_P, 0.0) if norm <= clip else (v_P * (clip / norm), 1.0)

@@ -1,4 +1,4 @@
-"""What the local loop, its algorithms and the engine say to each other: one client's data, job and result.
+"""What the local loop, its algorithms and the engine exchange: one client's data, job and result.
 
 The hooks of a local algorithm are in `raysim.config.protocols.LocalAlgorithm`.
 """
@@ -14,7 +14,10 @@ from raysim.models.flat_model import FlatModel
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's training samples in fresh memory: real ones first, then synthetic ones."""
+    """One client's training samples, in memory of their own: real ones first, then synthetic ones.
+
+    n_real: how many are real.
+    """
 
     images: ByteArray
     labels_N: IntArray
@@ -25,9 +28,10 @@ class ClientData:
 class Job:
     """One client's local training while it runs: what the hooks of a local algorithm see and may change.
 
-    start_P: the global parameters, in memory of their own, fixed during the local phase.  lr: that of this round.
-    broadcast_vectors: what the server broadcasts beside the model, P each.  state: the client's state from its last
-    participation.  scratch: whatever a hook wants to keep until `finish`.
+    start_P: the global parameters, in memory of their own, fixed during the local phase.  lr: learning rate of this
+    round.  n: how many samples the client has.  broadcast_vectors: what the server sends besides the model, P each.
+    state: the client's state from its last participation; None before the first.  steps: how many are done.
+    scratch: what the hooks keep between each other until `finish`, by name.
     """
 
     model: FlatModel
@@ -39,12 +43,16 @@ class Job:
     broadcast_vectors: dict[str, Tensor] = field(default_factory=dict)
     state: dict[str, Tensor] | None = None
     steps: int = 0
-    scratch: dict[str, Any] = field(default_factory=dict)
+    scratch: dict[str, Any] = field(default_factory=dict)  # tensors, numbers, an optimiser: the algorithm knows
 
 
 @dataclass(frozen=True)
 class LocalResult:
-    """loss: mean training loss per sample over the last (possibly unfinished) epoch, each batch before its own step."""
+    """The result of one client's local training.
+
+    loss: mean training loss per sample over the last (possibly unfinished) epoch, each batch before its own step.
+    seconds: wall time.  state: the client's new state, or None for algorithms without one.
+    """
 
     loss: float
     steps: int

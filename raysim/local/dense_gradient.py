@@ -1,4 +1,4 @@
-"""The gradient of a chain of linear layers and ReLUs, written out.
+"""The gradient of a chain of linear layers and ReLUs, computed without autograd.
 
 For small networks, autograd's bookkeeping takes most of the time of a step.
 """
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-_aten = torch.ops.aten  # the operators that autograd runs, in the same order: so the gradient has the same bits
+_aten = torch.ops.aten  # the operators that autograd runs, called in the same order, give the gradient the same bits
 
 
 class DenseGradient:
@@ -20,7 +20,7 @@ class DenseGradient:
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.linear: list[nn.Linear] = []
-        self.after_relu: list[bool] = []  # whether what a linear layer sees has passed a ReLU
+        self.after_relu: list[bool] = []  # whether the input of a linear layer comes from a ReLU
         relu = False
         for layer in layers:
             if isinstance(layer, nn.Linear):
@@ -30,7 +30,7 @@ class DenseGradient:
 
     @classmethod
     def of(cls, layers: Sequence[nn.Module]) -> "DenseGradient | None":
-        """For these layers, if they are such a chain that ends in a linear layer and trains all of it; else None."""
+        """The gradient of these layers, if they are such a chain, end in a linear layer and are trained; else None."""
         known = [m for m in layers if type(m) not in (nn.Flatten, nn.Identity)]
         if not known or type(known[-1]) is not nn.Linear or any(type(m) not in (nn.Linear, nn.ReLU) for m in known):
             return None
@@ -41,13 +41,14 @@ class DenseGradient:
         return cls(known)
 
     def agrees(self, rows: int) -> bool:
-        """Whether loss and gradient have autograd's bits for batches of so many samples; tried out, on this machine.
+        """Whether loss and gradient have autograd's bits for batches of so many samples, tested on this machine.
 
-        Two batches of random numbers, from parameters as they stand.  False, too, where this torch lacks an operator.
-        Parameters and random state are left as they are, gradients are not.
+        The test uses two batches of random numbers and the present parameters.  False, too, where this torch lacks an
+        operator.  Parameters and random state are not changed, gradients are.
         """
         draw = torch.Generator().manual_seed(rows)
-        first, last = self.linear[0], self.linear[-1]
+        first = self.linear[0]
+        last = self.linear[-1]
         parameters = [p for layer in self.linear for p in layer.parameters()]
         device = first.weight.device
         for _ in range(2):
@@ -72,9 +73,9 @@ class DenseGradient:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, y_B: Tensor) -> Tensor:
-        """The loss of images x with labels y_B; the gradient takes the place of what was in `grad`.
+        """Compute the loss of images x with labels y_B, and replace the content of each parameter's `grad`.
 
-        With p = softmax(z) of logits z and one-hot labels t: dL/dz = (p - t) / B; from there dL/dW = g^T h, dL/db =
+        With p = softmax(z) of logits z and one-hot labels t: g = dL/dz = (p - t) / B, and then dL/dW = g^T h, dL/db =
         sum g and dL/dh = g W for each layer z = h W^T + b, times (h > 0) through a ReLU.
         """
         seen: list[Tensor] = []

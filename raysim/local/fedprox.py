@@ -24,10 +24,10 @@ class fedprox(sgd):
     mu: Annotated[float, Field(ge=0, allow_inf_nan=False, description="weight of the proximal term")] = 0.01
 
     def after_backward(self, job: "Job") -> None:
-        """gradient + mu (w - w_t)"""
+        """Change the gradient to: gradient + mu (w - w_t)."""
         if self.mu:
             job.model.grad_P.add_(job.model.params_P.detach() - job.start_P, alpha=self.mu)
 
     def pull(self) -> float:
-        """mu towards w_t, and the weight decay."""
+        """The sum of mu, which pulls towards w_t, and of the weight decay, which pulls towards 0."""
         return self.mu + self.weight_decay

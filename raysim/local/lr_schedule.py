@@ -10,7 +10,7 @@ from raysim.core.errors import UserError
 
 
 class Schedule(BaseModel):
-    """What the learning rate of a round is multiplied by: a warm-up, then constant, steps, or half a cosine.
+    """The factor of the learning rate in each round: a warm-up, then constant, steps, or half a cosine.
 
     `rounds` is a key of its own and not the length of the run, so that a run may be made longer without changing the
     rounds it has done; later rounds keep the last factor, which is never 0.
@@ -34,7 +34,7 @@ class Schedule(BaseModel):
     ] = 0.0
 
     def check(self) -> None:
-        """Raises UserError for a cosine without room for its rounds."""
+        """Raise UserError for a cosine whose number of rounds is missing or shorter than the warm-up."""
         if self.kind == "cosine" and (self.rounds is None or self.rounds < max(1, self.warmup)):
             raise UserError(
                 f"local.schedule.rounds = {'null' if self.rounds is None else self.rounds}: a cosine needs the number "
@@ -42,9 +42,10 @@ class Schedule(BaseModel):
             )
 
     def scale(self, round_: int) -> float:
-        """The factor of a round (counted from 1): min(1, round / warmup) times, t rounds after the warm-up,
+        """The factor of a round (counted from 1): min(1, round / warmup) times what `kind` says.
 
-        1, factor^floor(t / every), or floor + (1 - floor) (1 + cos(pi t / T)) / 2 with T rounds of cosine.
+        t rounds after the warm-up that is 1 (constant), factor^floor(t / every) (step), or
+        floor + (1 - floor) (1 + cos(pi t / T)) / 2 with T rounds of cosine.
         """
         first = max(1, self.warmup)  # the first round at the full rate
         t = max(0, round_ - first)

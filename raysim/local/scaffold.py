@@ -26,7 +26,7 @@ class scaffold(sgd):
     After the last:  c_k+ = c_k - c + (x - y) / (steps lr), with the steps taken and the learning rate of this round
     Server:          c <- c + (1 / K) sum (c_k+ - c_k), over the participants, K all registered clients
     All variates start at 0, so round 1 is FedAvg. The paper averages clients uniformly: `aggregation: {name: uniform}`.
-    With other weights it still converges to the minimum of the mean over clients, each counted alike: c holds each
+    With other weights it still converges to the minimum of the mean over clients with equal weights: c contains each
     client's gradient once. The norms of c (`c_norm`) and of each c_k (`c_k_norm`) are among the metrics.
 
     With momentum, if allowed, ||a||_1 (`unit_gradients`) takes the place of the steps: c_k+ is then still a mean of
@@ -44,7 +44,7 @@ class scaffold(sgd):
     equal_clients: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Raises UserError for momentum that is not explicitly allowed, and for gradient clipping."""
+        """Raise UserError for momentum that is not explicitly allowed, and for gradient clipping."""
         super().__post_init__()
         if self.clip is not None:
             raise UserError(
@@ -58,7 +58,7 @@ class scaffold(sgd):
             )
 
     def start(self, job: "Job") -> None:
-        """c_k of the client's last participation, and the correction c - c_k of this round."""
+        """Load c_k of the client's last participation, and compute the correction c - c_k of this round."""
         import torch
 
         c_P = job.broadcast_vectors["c"]
@@ -66,11 +66,11 @@ class scaffold(sgd):
         job.scratch["correction"] = c_P - job.scratch["c_k"]
 
     def after_backward(self, job: "Job") -> None:
-        """g - c_k + c"""
+        """Change the gradient g to: g - c_k + c."""
         job.model.grad_P.add_(job.scratch["correction"])
 
     def finish(self, job: "Job") -> "dict[str, Tensor]":
-        """c_k+ is the client's state; its change goes to the server."""
+        """Return the client's new state, c_k+; its change c_k+ - c_k is sent to the server."""
         moved_P = job.start_P - job.model.params_P.detach()
         job.scratch["c_change"] = moved_P / (self.unit_gradients(job) * job.lr) - job.broadcast_vectors["c"]
         c_k_P = job.scratch["c_k"] + job.scratch["c_change"]
@@ -80,5 +80,5 @@ class scaffold(sgd):
     def server_update(
         self, broadcast_vectors: "dict[str, FloatArray]", sums: "dict[str, FloatArray]", update_P: "FloatArray"
     ) -> "tuple[dict[str, FloatArray], FloatArray]":
-        """c + (1 / K) sum (c_k+ - c_k)"""
+        """Return the next c, c + (1 / K) sum (c_k+ - c_k), and the update unchanged."""
         return {"c": broadcast_vectors["c"] + sums["c_change"]}, update_P

@@ -1,7 +1,7 @@
-"""Plain local SGD: every hook of the local loop with its default. Other algorithms override what they change."""
+"""Plain local SGD: every hook of the local loop with its default, which other algorithms override."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from raysim.local.lr_schedule import Schedule
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from raysim.config.protocols import AggregationRule, ServerOptimiser
     from raysim.core.records import FloatArray
     from raysim.local.contract import Job
 
@@ -36,22 +37,22 @@ class sgd:
     clip: Annotated[float, Field(gt=0, description="largest gradient norm")] | None = None
 
     summed: ClassVar[tuple[str, ...]] = ()
-    """Names of vectors in `job.scratch` whose sum over the round, over all registered clients, the server gets."""
+    """Names of vectors in `job.scratch`; the server gets their sum divided by the number of all clients."""
     broadcast: ClassVar[tuple[str, ...]] = ()
     """Names of the server-side vectors that every client receives; they start at zero."""
     server_only: ClassVar[tuple[str, ...]] = ()
-    """Those of both that a real federation would not send: only the server uses them, or it knows them anyway."""
+    """Those of `broadcast` and `summed` that a real federation would not send: the server can compute them itself."""
     logged: ClassVar[tuple[str, ...]] = ()
-    """Names of numbers in `job.scratch` that are kept in the record of each client; a real federation sends none."""
+    """Names of numbers in `job.scratch` that are recorded for each client; a real federation sends none of them."""
     equal_clients: ClassVar[bool] = False
-    """Whether the method minimises the mean over clients, each counted alike, however updates are weighed."""
+    """Whether the method minimises the mean over clients with equal weights, whatever the weights of their updates."""
 
     def __post_init__(self) -> None:
-        """Raises UserError for keys that do not fit together."""
+        """Raise UserError for keys that do not fit together."""
         self.schedule.check()
 
-    def check(self, module: "nn.Module", rule: Any, server: Any) -> None:
-        """Raises UserError for a model, aggregation rule or server optimiser that the algorithm cannot work with."""
+    def check(self, module: "nn.Module", rule: "AggregationRule", server: "ServerOptimiser") -> None:
+        """Raise UserError for a model, aggregation rule or server optimiser that the algorithm cannot work with."""
 
     def learning_rate(self, round_: int) -> float:
         """The learning rate of a round (counted from 1), the same for every client.
@@ -61,10 +62,10 @@ class sgd:
         return self.lr * self.lr_decay ** (round_ - 1) * self.schedule.scale(round_)
 
     def start(self, job: "Job") -> None:
-        """Before the first step."""
+        """Prepare a client's training, before the first step."""
 
     def loss(self, job: "Job", x: "Tensor", y_B: "Tensor") -> "Tensor":
-        """Mean cross-entropy of a batch."""
+        """The mean cross-entropy of a batch x with labels y_B."""
         from torch.nn.functional import cross_entropy
 
         return cross_entropy(job.model.module(x), y_B)
@@ -77,20 +78,21 @@ class sgd:
         self.clip_norm(job.model.grad_P)
 
     def clip_norm(self, grad: "Tensor") -> None:
-        """Scale each gradient, the last dimension of a tensor, down to the norm `clip`, with PyTorch's definition."""
+        """Scale gradients down in place to the norm `clip`, as PyTorch does; the last dimension is one gradient."""
         if self.clip is not None:
             grad.mul_((self.clip / (grad.norm(dim=-1, keepdim=True) + 1e-6)).clamp(max=1.0))
 
     def step(self, job: "Job") -> None:
-        """One SGD step on the flat parameters."""
+        """Take one SGD step on the flat parameters."""
         grad_P = job.model.grad_P
         self.clip_gradient(job)
         velocity_P = job.scratch.setdefault("velocity", grad_P.new_zeros(len(grad_P))) if self.momentum else grad_P
         self.descend(job.model.params_P, grad_P, velocity_P, job.lr)
 
     def descend(self, params: "Tensor", grad: "Tensor", velocity: "Tensor", lr: float) -> None:
-        """PyTorch's SGD on any part of the parameters, in place; `velocity` begins at zero, read with momentum alone.
+        """Take a step of PyTorch's SGD on any part of the parameters, in place.
 
+        velocity: of the same shape, zero before the first step; used only with momentum.
         g <- g + decay w;  v <- momentum v + g;  w <- w - lr v, or w - lr (g + momentum v) with Nesterov's.
         """
         import torch
@@ -104,7 +106,7 @@ class sgd:
             params.add_(grad, alpha=-lr)
 
     def finish(self, job: "Job") -> "dict[str, Tensor] | None":  # noqa: ARG002
-        """After the last step: the client's new state, or None for algorithms without one."""
+        """Return the client's new state after the last step, or None for algorithms without one."""
         return None
 
     def effective_steps(self, job: "Job") -> float:
@@ -117,12 +119,13 @@ class sgd:
         return self.pulled_steps(job) if self.pull() else self.unit_gradients(job)
 
     def pull(self) -> float:
-        """mu of a term mu (w - fixed point) in the gradient: the weight decay."""
+        """The factor mu of a term mu (w - fixed point) in the gradient; here the weight decay."""
         return self.weight_decay
 
     def unit_gradients(self, job: "Job") -> float:
         """How far unit gradients move a client without any pull, in units of the learning rate."""
-        tau, rho = job.steps, self.momentum
+        tau = job.steps
+        rho = self.momentum
         a = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
         return tau + rho * a if self.nesterov else a
 
@@ -145,6 +148,9 @@ class sgd:
     def server_update(
         self, broadcast_vectors: "dict[str, FloatArray]", sums: "dict[str, FloatArray]", update_P: "FloatArray"
     ) -> "tuple[dict[str, FloatArray], FloatArray]":
-        """(next round's `broadcast` vectors, the update for the server optimiser), from this round's sums (P each)."""
+        """Compute (next round's `broadcast` vectors, the update for the server optimiser), all of shape P.
+
+        sums: this round's sums of the vectors in `summed`.  update_P: the weighted sum of the clients' updates.
+        """
         del sums
         return broadcast_vectors, update_P

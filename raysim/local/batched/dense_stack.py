@@ -1,8 +1,8 @@
-"""A step of several clients of one fully connected network at once, to the bits of each client's own.
+"""One training step of several clients with one fully connected network at once, with the same bits as one by one.
 
 A product of a stack of matrices gives each slice the bits that it has alone, as long as its shape and the alignment of
-its memory are the same. So all batches have the same number of samples, a client's parameters lie in its row of a
-matrix as they lie in the model, and everything else begins at multiples of 64 bytes.
+its memory are the same. So all batches have the same number of samples, a client's row of the parameter matrix has the
+layout of the model's parameters, and everything else begins at multiples of 64 bytes.
 """
 
 import math
@@ -15,15 +15,15 @@ from raysim.local.dense_gradient import DenseGradient
 from raysim.local.sgd import sgd
 
 ALIGNED = 16  # floats, 64 bytes
-LEAST_PRODUCT = 400  # rows x inputs x outputs: torch computes a stack of smaller products in a way of its own
+LEAST_PRODUCT = 400  # rows x inputs x outputs: torch computes a stack of smaller products by other code
 _aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A linear layer of n clients: views of their parameters and room for a step of r samples each.
+    """A linear layer of n clients: views of their parameters and memory for a step of r samples each.
 
-    w: n x out x in.  b: n x out.  gradient: of w.  out: n x r x out.  below: gradient of the input, n x r x in.
+    w: n x out x in.  b: n x out.  gradient: that of w.  out: n x r x out.  below: gradient of the input, n x r x in.
     """
 
     relu: bool
@@ -37,13 +37,15 @@ class _Layer:
 
 
 class DenseStack:
-    """The parameters of G clients, params_GP, all at the same start, and one step of some of them.
+    """The parameters of G clients, params_GP, which all start at the same values, and a step of some of the clients.
 
     velocity_GP: their momentum, where the algorithm has any.
     """
 
     def __init__(self, dense: DenseGradient, start_P: Tensor, count: int, algorithm: sgd) -> None:
-        self.dense, self.algorithm, self.count = dense, algorithm, count
+        self.dense = dense
+        self.algorithm = algorithm
+        self.count = count
         self.padded_GP = _room(start_P, count, len(start_P))
         self.params_GP = self.padded_GP[:, : len(start_P)].copy_(start_P)
         self.padded_velocity_GP = torch.zeros_like(self.padded_GP) if algorithm.momentum else self.padded_GP
@@ -52,9 +54,10 @@ class DenseStack:
         self._rooms: dict[tuple[int, ...], Tensor] = {}
 
     def step(self, first: int, x: Tensor, labels_GB: Tensor, lr: float) -> Tensor:
-        """Train on pixels x, n x r x features; the logarithms of what the networks gave each class: n x r x C.
+        """Take one step of n neighbouring clients; returns the logarithms of the class probabilities: n x r x C.
 
-        The arithmetic of `dense.DenseGradient` and of `sgd.step`.
+        first: position of the first client.  x: pixels, n x r x features.  The arithmetic is that of
+        `dense_gradient.DenseGradient` and of `sgd.step`.
         """
         layers = self._layers(first, *labels_GB.shape)
         seen: list[Tensor] = []
@@ -82,24 +85,29 @@ class DenseStack:
         return log_p
 
     def _layers(self, *key: int) -> list[_Layer]:
-        """The layers of some clients: the first one's position, how many, samples of each in a step."""
+        """The layers of some clients.  key: position of the first, how many clients, samples of each in a step."""
         if key not in self._views:
             self._views[key] = [self._layer(i, *key) for i in range(len(self.dense.linear))]
         return self._views[key]
 
     def _layer(self, i: int, first: int, count: int, rows: int) -> _Layer:
-        linear, part = self.dense.linear[i], slice(first, first + count)
+        linear = self.dense.linear[i]
+        chosen = slice(first, first + count)
         outputs, inputs = linear.weight.shape
-        w, w_velocity = (self._view(flat, linear.weight)[part] for flat in (self.padded_GP, self.padded_velocity_GP))
-        b, b_velocity = None, w_velocity
+        w = self._view(self.padded_GP, linear.weight)[chosen]
+        w_velocity = self._view(self.padded_velocity_GP, linear.weight)[chosen]
+        b = None
+        b_velocity = w_velocity
         if linear.bias is not None:
-            b, b_velocity = (self._view(flat, linear.bias)[part] for flat in (self.padded_GP, self.padded_velocity_GP))
+            b = self._view(self.padded_GP, linear.bias)[chosen]
+            b_velocity = self._view(self.padded_velocity_GP, linear.bias)[chosen]
         below = self._room(i, 0, count, rows, inputs if i else 0)
-        gradient, out = self._room(i, 1, count, outputs, inputs), self._room(i, 2, count, rows, outputs)
+        gradient = self._room(i, 1, count, outputs, inputs)
+        out = self._room(i, 2, count, rows, outputs)
         return _Layer(self.dense.after_relu[i], w, b, w_velocity, b_velocity, gradient, out, below)
 
     def _view(self, flat_GP: Tensor, parameter: Tensor) -> Tensor:
-        """A parameter of all clients: where it lies in the model's flat vector, it lies in each row."""
+        """A view of one parameter of all clients: it has the same place in each row as in the model's flat vector."""
         start = parameter.storage_offset()
         view: Tensor = flat_GP[:, start : start + parameter.numel()].unflatten(1, parameter.shape)
         return view
@@ -112,9 +120,9 @@ class DenseStack:
 
 
 def _room(like: Tensor, count: int, *shape: int) -> Tensor:
-    """An empty stack of `count` arrays, each aligned and none next to another.
+    """An uninitialised stack of `count` arrays, each aligned, with a gap after each.
 
-    Were they without gaps, torch would compute products of the stack as one.
+    Without the gaps torch would compute the products of the stack as one large product.
     """
     stride = (-(-math.prod(shape) // (2 * ALIGNED)) + 1) * 2 * ALIGNED
     inner = [math.prod(shape[i + 1 :]) for i in range(len(shape))]

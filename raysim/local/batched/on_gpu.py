@@ -1,10 +1,10 @@
-"""Many clients of one network of any kind trained at once on a GPU, where a step of a small network is mostly waiting.
+"""Many clients with one network trained at once on a GPU, which a step of one small network would leave mostly idle.
 
 G clients take a step together: one call computes the gradients of G sets of parameters (`torch.func.vmap`), each on
-its own batch. A group is always filled up to G clients and a batch to its full size, with samples that weigh nothing,
-so what is computed for a client depends neither on the others nor on how many there are; that this holds to the bit on
-a machine is tried out there before it is used. Against a client trained alone, sums run in another order: the trained
-parameters differ by rounding.
+its own batch. A group is always padded to G clients and a batch to its full size, with samples of weight 0, so what is
+computed for a client depends neither on the others nor on how many there are; that this holds to the bit on a machine
+is tested on that machine before it is used. Compared with a client trained alone, sums are added in another order: the
+trained parameters differ by rounding.
 """
 
 import time
@@ -22,29 +22,34 @@ from raysim.local.contract import ClientData, Job, LocalResult
 from raysim.local.sgd import sgd
 from raysim.models.flat_model import FlatModel, ImageScale
 
-LEAST, MOST = 8, 32  # clients that there must be room for, and that are trained, at a time
-MOST_PARAMETERS = 64_000_000  # of a group's clients together, for each of parameters, gradients and momentum
-LARGEST_BATCH = 256  # samples of one client in a step: larger batches keep a GPU busy on their own
-MOST_IMAGE_BYTES = 1 << 30  # of a group's clients together
+LEAST = 8  # a group must have room for this many clients
+MOST = 32  # clients in a group
+MOST_PARAMETERS = 64_000_000  # of all clients of a group together, for each of parameters, gradients and momentum
+LARGEST_BATCH = 256  # samples of one client in a step: larger batches use a whole GPU by themselves
+MOST_IMAGE_BYTES = 1 << 30  # of all clients of a group together
 
 
 class VmapTrainer:
-    """Trains groups of clients with plain SGD; `of` says for which models and settings."""
+    """Trains groups of clients with plain SGD on a GPU; `of` says for which models and settings."""
 
-    least = 1  # clients of a group: one alone is filled up, too, or it would matter whom it is dealt out with
+    least = 1  # clients in a group: even one client is padded to a group, so that its bits never depend on the grouping
 
     def __init__(self, model: FlatModel, algorithm: sgd, scale: ImageScale, bf16: bool, width: int) -> None:
-        self.model, self.algorithm, self.scale, self.bf16, self.width = model, algorithm, scale, bf16, width
+        self.model = model
+        self.algorithm = algorithm
+        self.scale = scale
+        self.bf16 = bf16
+        self.width = width
         self._gradient = vmap(grad_and_value(self._loss), randomness="error")
 
     @classmethod
     def of(
         cls, model: FlatModel, algorithm: object, scale: ImageScale, bf16: bool, image_shape: tuple[int, int, int]
     ) -> "VmapTrainer | None":
-        """For a network without running statistics and dropout, under plain SGD, without augmentation; else None.
+        """The trainer for a network without running statistics and dropout, under plain SGD, without augmentation.
 
-        What is random, or cannot be done for several networks at once, fails the trial.  image_shape: channels, height,
-        width.
+        None for others: a network that draws random numbers, or that cannot be computed for several sets of parameters
+        at once, fails a trial.  image_shape: channels, height, width.
         """
         if type(algorithm) is not sgd or algorithm.batch_size > LARGEST_BATCH or scale.crop or scale.flip:
             return None
@@ -55,60 +60,64 @@ class VmapTrainer:
         return cls(model, algorithm, scale, bf16, width) if trial._independent(image_shape) else None
 
     def groups(self, sizes_K: Sequence[int], image_bytes: int) -> list[list[int]]:
-        """Positions of clients with these numbers of samples, put together by size, the largest first."""
+        """Group clients with these numbers of samples by size, the largest first; returns lists of their positions."""
         by_size = sorted(range(len(sizes_K)), key=lambda i: -sizes_K[i])
         return packed(by_size, sizes_K, image_bytes, self.width, MOST_IMAGE_BYTES)
 
     @torch.no_grad()
-    def train(self, members: Sequence[BatchedClient], seed: int) -> list[tuple[LocalResult, Tensor]]:
-        """(result, trained parameters: P) of each client, `width` of them at most.
+    def train(self, clients: Sequence[BatchedClient], seed: int) -> list[tuple[LocalResult, Tensor]]:
+        """Train a group of at most `width` clients; returns (result, trained parameters: P) of each.
 
         The model ends with the parameters at which the clients start.
         """
         began = time.perf_counter()
         self.model.module.train()
-        schedules = [BatchSchedule.of(m.job, self.algorithm, seed) for m in members]
-        order = sorted(range(len(members)), key=lambda k: -schedules[k].steps)
-        params_GP, losses_TG = self._train([members[k] for k in order], [schedules[k] for k in order])
-        each_s = (time.perf_counter() - began) / sum(m.job.n for m in members)
+        schedules = [BatchSchedule.of(c.job, self.algorithm, seed) for c in clients]
+        order = sorted(range(len(clients)), key=lambda k: -schedules[k].steps)
+        params_GP, losses_TG = self._train([clients[k] for k in order], [schedules[k] for k in order])
+        each_s = (time.perf_counter() - began) / sum(c.job.n for c in clients)
         found: dict[int, tuple[LocalResult, Tensor]] = {}
         for place, k in enumerate(order):
-            member, schedule = members[k], schedules[k]
-            member.job.steps = schedule.steps
+            client = clients[k]
+            schedule = schedules[k]
+            client.job.steps = schedule.steps
             schedule.losses = list(losses_TG[schedule.steps - len(schedule.epochs[-1]) : schedule.steps, place])
-            found[k] = schedule.result(each_s * member.job.n), params_GP[place]
-        return [found[k] for k in range(len(members))]
+            found[k] = schedule.result(each_s * client.job.n), params_GP[place]
+        return [found[k] for k in range(len(clients))]
 
-    def _train(self, members: Sequence[BatchedClient], schedules: Sequence[BatchSchedule]) -> tuple[Tensor, Tensor]:
-        """(params_GP, losses_TG on the CPU) of members that are sorted by their number of steps, most first."""
-        device, start_P = self.model.params_P.device, members[0].job.start_P
-        images = torch.from_numpy(np.concatenate([m.data.images for m in members])).to(device)
-        labels_N = torch.from_numpy(np.concatenate([m.data.labels_N for m in members])).to(device)
-        index_TGB, weight_TGB = (torch.from_numpy(a).to(device) for a in self._batches(members, schedules))
+    def _train(self, clients: Sequence[BatchedClient], schedules: Sequence[BatchSchedule]) -> tuple[Tensor, Tensor]:
+        """Train clients sorted by their number of steps, most first; returns (params_GP, losses_TG on the CPU)."""
+        device = self.model.params_P.device
+        start_P = clients[0].job.start_P
+        images = torch.from_numpy(np.concatenate([c.data.images for c in clients])).to(device)
+        labels_N = torch.from_numpy(np.concatenate([c.data.labels_N for c in clients])).to(device)
+        index_TGB, weight_TGB = (torch.from_numpy(a).to(device) for a in self._batches(clients, schedules))
         params_GP = start_P.repeat(self.width, 1)
         velocity_GP = torch.zeros_like(params_GP) if self.algorithm.momentum else params_GP
-        steps_G, losses = [schedule.steps for schedule in schedules], []
+        steps_G = [schedule.steps for schedule in schedules]
+        losses = []
         for t, (index_GB, weight_GB) in enumerate(zip(index_TGB, weight_TGB, strict=True)):
             x = self.scale(images[index_GB.flatten()], channels_last=False).unflatten(0, index_GB.shape)
             gradient_GP, loss_G = self._gradient(params_GP, x, labels_N[index_GB], weight_GB)
-            there = sum(steps > t for steps in steps_G)
-            self.algorithm.clip_norm(gradient_GP[:there])
-            self.algorithm.descend(params_GP[:there], gradient_GP[:there], velocity_GP[:there], members[0].job.lr)
+            active = sum(steps > t for steps in steps_G)
+            self.algorithm.clip_norm(gradient_GP[:active])
+            self.algorithm.descend(params_GP[:active], gradient_GP[:active], velocity_GP[:active], clients[0].job.lr)
             losses.append(loss_G)
         return params_GP, torch.stack(losses).cpu()  # read once: reading waits for everything before it
 
     def _batches(
-        self, members: Sequence[BatchedClient], schedules: Sequence[BatchSchedule]
+        self, clients: Sequence[BatchedClient], schedules: Sequence[BatchSchedule]
     ) -> tuple[IntArray, Float32Array]:
-        """(rows of every step, the weight of each: 1 / samples in its batch, 0 where there is none), T x G x B."""
+        """(rows of every step, the weight of each: 1 / samples in its batch, 0 for padding), T x G x B."""
         shape = schedules[0].steps, self.width, self.algorithm.batch_size
-        index_TGB, weight_TGB = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
+        index_TGB = np.zeros(shape, dtype=np.int64)
+        weight_TGB = np.zeros(shape, dtype=np.float32)
         start = 0
-        for k, (member, schedule) in enumerate(zip(members, schedules, strict=True)):
+        for k, (client, schedule) in enumerate(zip(clients, schedules, strict=True)):
             for t, rows in enumerate(rows for epoch in schedule.epochs for rows in epoch):
                 index_TGB[t, k, : len(rows)] = start + rows
                 weight_TGB[t, k, : len(rows)] = 1 / len(rows)
-            start += member.job.n
+            start += client.job.n
         return index_TGB, weight_TGB
 
     def _loss(self, params_P: Tensor, x: Tensor, labels_B: Tensor, weight_B: Tensor) -> Tensor:
@@ -119,10 +128,11 @@ class VmapTrainer:
         return (loss_B * weight_B).sum()
 
     def _independent(self, image_shape: tuple[int, int, int]) -> bool:
-        """Whether a client has the same bits alone and as the last of a full group; tried out, on this machine."""
-        n, draw = self.algorithm.batch_size + 1, np.random.default_rng(0)
+        """Whether a client has the same bits alone and as the last of a full group; tested on this machine."""
+        n = self.algorithm.batch_size + 1
+        draw = np.random.default_rng(0)
         start_P = self.model.params_P.detach().clone()
-        members = [
+        clients = [
             BatchedClient(
                 Job(self.model, start_P, self.algorithm.lr, 0, k, n),
                 ClientData(draw.integers(0, 256, (n, *image_shape), np.uint8), draw.integers(0, 2, n), n),
@@ -130,7 +140,8 @@ class VmapTrainer:
             for k in range(self.width)
         ]
         try:
-            (alone, alone_P), (among, among_P) = self.train(members[-1:], 0)[0], self.train(members, 0)[-1]
-        except RuntimeError:  # the network does what cannot be done for several at once
+            alone, alone_P = self.train(clients[-1:], 0)[0]
+            grouped, grouped_P = self.train(clients, 0)[-1]
+        except RuntimeError:  # the network has an operation that cannot be computed for several at once
             return False
-        return alone.loss == among.loss and torch.equal(alone_P, among_P)
+        return alone.loss == grouped.loss and torch.equal(alone_P, grouped_P)

@@ -1,4 +1,4 @@
-"""What the clients of a group go through: the batches of each, epoch by epoch, and what came of it."""
+"""The batches of each client of a group, epoch by epoch, and the losses that they gave."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from raysim.local.sgd import sgd
 
 @dataclass(frozen=True)
 class BatchedClient:
-    """A client of a group.  job: as in `local.loop.train_client`."""
+    """A client that is trained in a group, with the arguments that `local.loop.train_client` takes for it."""
 
     job: Job
     data: ClientData
@@ -23,14 +23,17 @@ class BatchedClient:
 
 @dataclass
 class BatchSchedule:
-    """What a client goes through: the rows of each batch, by epoch; the losses of the last epoch."""
+    """One client's batches.
+
+    epochs: the rows of each batch, by epoch.  losses: those of the last epoch, one for each batch.
+    """
 
     epochs: list[list[IntArray]]
     losses: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def of(cls, job: Job, algorithm: sgd, seed: int) -> "BatchSchedule":
-        """The batches that this client sees when it trains alone."""
+        """The schedule with the batches that this client has when it trains alone."""
         order = rng.stream(seed, rng.BATCHES, job.round, job.client)
         epochs: list[list[IntArray]] = [[]]
         for rows, last in batches(job.n, algorithm.batch_size, algorithm.epochs, algorithm.steps, order, norm=False):
@@ -40,17 +43,17 @@ class BatchSchedule:
         return cls(epochs[:-1])
 
     def rows(self, epoch: int, step: int) -> IntArray | None:
-        """The samples of a step, if the client takes it."""
-        there = epoch < len(self.epochs) and step < len(self.epochs[epoch])
-        return self.epochs[epoch][step] if there else None
+        """The rows of the samples of a step; None if the client has no such step."""
+        exists = epoch < len(self.epochs) and step < len(self.epochs[epoch])
+        return self.epochs[epoch][step] if exists else None
 
     @property
     def steps(self) -> int:
-        """Steps of all epochs together."""
+        """How many steps all epochs have together."""
         return sum(map(len, self.epochs))
 
     def result(self, seconds: float) -> LocalResult:
-        """The result as `local.loop.train_client` gives it."""
+        """The result as `local.loop.train_client` would return it.  seconds: the wall time of this client."""
         sizes = torch.tensor([len(rows) for rows in self.epochs[-1]], device=self.losses[0].device)
         loss = float(torch.stack(self.losses).mul_(sizes).sum(dtype=torch.float64)) / int(sizes.sum())
         return LocalResult(loss, self.steps, seconds, None)
@@ -59,9 +62,10 @@ class BatchSchedule:
 def packed(
     places: Sequence[int], sizes_K: Sequence[int], image_bytes: int, most: int, most_bytes: int, least: int = 1
 ) -> list[list[int]]:
-    """Positions of clients, given the largest first, in groups of at most `most` clients and `most_bytes` of images.
+    """Split clients into groups of at most `most` clients and `most_bytes` of images; returns lists of positions.
 
-    Those of a group that would have fewer than `least` are each alone.
+    places: positions of the clients in sizes_K, the largest first.  A client whose group would have fewer than `least`
+    is a group of its own.
     """
     groups: list[list[int]] = []
     left = list(places)
