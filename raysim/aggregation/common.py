@@ -11,11 +11,14 @@ from raysim.core.records import FloatArray, IntArray, RoundTable
 
 Exponent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Rho = Annotated[Exponent, Field(description="exponent of the client's number of samples; 0: size does not count")]
-Eps = Annotated[float, Field(ge=0, le=1, description="added to every score, so that no client is silenced")]
+Eps = Annotated[float, Field(ge=0, le=1, description="added to every score, so that no client gets weight 0")]
 
 
 def normalise(table: RoundTable, raw_K: FloatArray) -> FloatArray:
-    """raw_K over its total, the one place where weights are normalised; a correctly rounded total has no order."""
+    """Divide raw_K by its total, which is correctly rounded and therefore independent of the order of clients.
+
+    Raises RunError, naming the round and its clients, where the total is not positive and finite.
+    """
     total = math.fsum(raw_K)
     if not 0 < total < math.inf:
         clients = ", ".join(map(str, table.client_K[:10].tolist())) + (", ..." if len(table.client_K) > 10 else "")
@@ -27,16 +30,16 @@ def normalise(table: RoundTable, raw_K: FloatArray) -> FloatArray:
 
 
 def size_factor(table: RoundTable, rho: float) -> FloatArray:
-    """n_k^rho: K."""
+    """n_k^rho of each client: K."""
     return np.power(table.n_K.astype(np.float64), rho)
 
 
 def registered_sizes(real_K: IntArray, quota_KC: IntArray, weight_by: str) -> IntArray:
-    """n_k of every registered client: its real samples, or with `weight_by` total its synthetic ones, too: K."""
+    """n_k of every registered client: its real samples, plus its synthetic ones where `weight_by` is total: K."""
     return real_K + quota_KC.sum(axis=1) if weight_by == "total" else real_K
 
 
 def buffer_weights(n_K: IntArray) -> FloatArray | None:
-    """What each client's float buffers weigh in their average, n_k / sum of n: K; None where nobody has a sample."""
+    """The weight of each client's float buffers in their average, n_k / sum of n: K; None if no client has a sample."""
     total = n_K.sum()
     return n_K / total if total else None

@@ -1,9 +1,9 @@
-"""FedOUI and gradient alignment: weights from what the clients' models and updates look like (arXiv 2605.11571)."""
+"""FedOUI and gradient alignment: weights computed from the clients' models and updates (arXiv 2605.11571)."""
 
 import copy
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -12,6 +12,7 @@ from raysim.aggregation.common import Eps, Exponent, Rho, normalise, size_factor
 from raysim.config.markers import OnlyWith
 from raysim.config.protocols import AggregationRule, Updates
 from raysim.core.errors import DivergenceError
+from raysim.core.plain import PlainDict
 from raysim.core.records import FloatArray, RoundTable, Weights
 
 __all__ = ["fedalign", "fedoui", "fedoui_align"]
@@ -21,13 +22,13 @@ Eta = Annotated[Exponent, Field(description="exponent of the alignment; 0 switch
 
 CLIP_FIT = 1e-3  # a Beta fit diverges on values of exactly 0 or 1
 CLIP_CDF = 1e-4
-CANCELLED = 2.0**-23  # a mean update is this small a part of its addends, or smaller, by rounding alone
-RESOLUTION = 1e-9  # OUIs closer than this are equal: below it the Beta CDF loses its digits, and ranks would be noise
+CANCELLED = 2.0**-23  # a mean update whose length relative to its addends is below this may be rounding error alone
+RESOLUTION = 1e-9  # OUIs closer than this are equal: the Beta CDF is not precise enough to order them
 
 
 @dataclass
 class fedoui(AggregationRule):
-    """Weigh clients by size and by how typical the activation structure of their model is (FedOUI, arXiv 2605.11571).
+    """Weight clients by size and by how typical the activation structure of their model is (FedOUI, arXiv 2605.11571).
 
     o_k: the client's OUI.  Beta(a, b) is fitted to the round's OUIs, F is its CDF:
         s_k = 2 min(F(o_k), 1 - F(o_k));  w_k = n_k^rho (s_k + eps)^gamma / sum_j n_j^rho (s_j + eps)^gamma
@@ -56,7 +57,7 @@ class fedoui(AggregationRule):
         self._pools: dict[str, list[list[float]]] = {}
 
     def weights(self, table: RoundTable, updates: Updates | None) -> Weights:  # noqa: ARG002
-        """Weights of K clients; raises DivergenceError for an OUI that is not finite, RunError for a total of 0."""
+        """The weights of K clients; raises DivergenceError for an OUI that is not finite, RunError for a total of 0."""
         s_K, info = self._scores(table)
         return Weights(normalise(table, size_factor(table, self.rho) * (s_K + self.eps) ** self.gamma), s_K, info)
 
@@ -64,13 +65,14 @@ class fedoui(AggregationRule):
         """Whether size counts: n_k^0 is 1 for an empty client, too."""
         return self.rho > 0
 
-    def state(self) -> dict[str, Any]:
-        """What the rule remembers of earlier rounds, as JSON values."""
+    def state(self) -> PlainDict:
+        """The values that the rule keeps from earlier rounds, for JSON."""
         return copy.deepcopy({"means": self._means, "pools": self._pools})
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take up where `state` left off."""
-        self._means, self._pools = copy.deepcopy(state["means"]), copy.deepcopy(state["pools"])
+    def load_state(self, state: PlainDict) -> None:
+        """Continue from the values that `state` returned."""
+        self._means = copy.deepcopy(state["means"])
+        self._pools = copy.deepcopy(state["pools"])
 
     def _scores(self, table: RoundTable) -> tuple[FloatArray, dict[str, float | str]]:
         several = self.layers is not None and len(self.layers) > 1
@@ -97,9 +99,9 @@ class fedoui(AggregationRule):
 
 @dataclass
 class fedalign(AggregationRule):
-    """Weigh clients by size and by the cosine of their update with the size-weighted mean update (FedOUI's baseline).
+    """Weight clients by size and by the cosine of their update with the size-weighted mean update (FedOUI's baseline).
 
-    Not the client-side FedAlign of CVPR 2022.  Delta_bar = sum_k n_k Delta_k / sum_j n_j;
+    This is not the client-side FedAlign of CVPR 2022.  Delta_bar = sum_k n_k Delta_k / sum_j n_j;
         a_k = max(0, cos(Delta_k, Delta_bar)), 0 for a zero vector;  w_k = n_k^rho (a_k + eps)^eta / sum_j (...)
     """
 
@@ -111,12 +113,12 @@ class fedalign(AggregationRule):
     streams: ClassVar[bool] = False
 
     def weights(self, table: RoundTable, updates: Updates | None) -> Weights:
-        """Weights of K clients, the alignments as scores; raises RunError where the total is 0."""
+        """The weights of K clients, with the alignments as scores; raises RunError where the total is 0."""
         a_K = alignment(table, updates)
         return Weights(normalise(table, size_factor(table, self.rho) * (a_K + self.eps) ** self.eta), a_K)
 
     def needs_samples(self) -> bool:
-        """True: the mean update that alignment is measured with is weighted by size."""
+        """True, because the mean update with which alignment is measured is weighted by size."""
         return True
 
 
@@ -131,27 +133,29 @@ class fedoui_align(fedoui):
     eta: Eta = 1.0
 
     def weights(self, table: RoundTable, updates: Updates | None) -> Weights:
-        """Weights of K clients, the OUI scores as scores; raises as fedoui does."""
+        """The weights of K clients, with the OUI scores as scores; raises the errors of fedoui."""
         s_K, info = self._scores(table)
         a_K = alignment(table, updates)
         raw_K = size_factor(table, self.rho) * (s_K + self.eps) ** self.gamma * (a_K + self.eps) ** self.eta
         return Weights(normalise(table, raw_K), s_K, info)
 
     def needs_samples(self) -> bool:
-        """True: the mean update that alignment is measured with is weighted by size."""
+        """True, because the mean update with which alignment is measured is weighted by size."""
         return True
 
 
 def alignment(table: RoundTable, updates: Updates | None) -> FloatArray:
     """a_k = max(0, cos(Delta_k, Delta_bar)) with the size-weighted mean update: K; 0 where either vector is zero.
 
-    Updates that cancel leave a mean of rounding errors, whose direction says nothing. Rounding each update to float32
-    moves the mean by at most 2^-24 sum_k p_k ||Delta_k||; a mean of less than twice that counts as zero.
+    Where updates cancel, the mean consists of rounding errors, whose direction has no meaning. Rounding each update to
+    float32 changes the mean by at most 2^-24 sum_k p_k ||Delta_k||; a mean of less than twice that counts as zero.
     """
     if updates is None:
         raise ValueError("alignment needs the clients' updates")
     p_K = normalise(table, table.n_K.astype(np.float64))
-    mean_P, norm_K, a_K = updates.weighted_sum(p_K), updates.norms(), np.zeros(len(p_K))
+    mean_P = updates.weighted_sum(p_K)
+    norm_K = updates.norms()
+    a_K = np.zeros(len(p_K))
     length = math.sqrt(np.square(mean_P).sum())  # no BLAS: its bits depend on the thread count
     if length <= CANCELLED * math.fsum(p_K * norm_K):
         return a_K
@@ -161,9 +165,10 @@ def alignment(table: RoundTable, updates: Updates | None) -> FloatArray:
 
 
 def score(o_K: FloatArray, pool: FloatArray, fit: str) -> tuple[FloatArray, dict[str, float | str]]:
-    """How typical each OUI is of the pool: s_K in [0, 1], 1 at the median; and the fit's mode and parameters.
+    """How typical each OUI is of the pool: (s_K in [0, 1], 1 at the median; the mode and parameters of the fit).
 
-    The first of these that works: `fit` (moments or mle), mle, ranks; one participant alone scores 1.
+    o_K: the OUIs of this round.  pool: the OUIs that the fit uses.  The mode is the first of these that works: `fit`
+    (moments or mle), mle, ranks; a single participant has score 1.
     """
     if len(o_K) == 1:
         return np.ones(1), {"fit_mode": "single"}
@@ -175,14 +180,16 @@ def score(o_K: FloatArray, pool: FloatArray, fit: str) -> tuple[FloatArray, dict
             return s_K, {"fit_mode": mode, "fit_a": ab[0], "fit_b": ab[1]}
     rounded_K = np.round(o_K / RESOLUTION)
     ordered_K = np.sort(rounded_K)
-    left_K, right_K = np.searchsorted(ordered_K, rounded_K), np.searchsorted(ordered_K, rounded_K, side="right")
+    left_K = np.searchsorted(ordered_K, rounded_K)
+    right_K = np.searchsorted(ordered_K, rounded_K, side="right")
     p_K = (left_K + right_K + 1) / 2 / (len(o_K) + 1)  # average rank / (K + 1)
     return 2 * np.minimum(p_K, 1 - p_K), {"fit_mode": "ranks"}
 
 
 def _moments(x: FloatArray) -> tuple[float, float] | None:
     """Beta(a, b) with the mean and the variance (ddof 1) of x; None where no such Beta exists."""
-    m, v = float(x.mean()), float(x.var(ddof=1))
+    m = float(x.mean())
+    v = float(x.var(ddof=1))
     c = m * (1 - m) / v - 1
     return (m * c, (1 - m) * c) if c > 0 else None
 

@@ -1,4 +1,4 @@
-"""OUI, the overfitting-underfitting indicator that FedOUI weighs clients by, measured on any torch module.
+"""OUI, the overfitting-underfitting indicator from which FedOUI computes weights, measured on any torch module.
 
 FedOUI, arXiv 2605.11571. On a probe batch of B images, for each of d units of the penultimate PRE-activation (the input
 of the last activation before the classifier; each element of a convolutional map is a unit):
@@ -30,7 +30,7 @@ _NAMES = [
 _ACTIVATIONS = {getattr(_aten, n) for name in _NAMES for n in (name, f"{name}_") if hasattr(_aten, n)}
 _CLAMPS = {_aten.clamp, _aten.clamp_, _aten.clamp_min, _aten.clamp_min_}  # an activation where the minimum is 0
 _AFFINE = {_aten.addmm, _aten.mm, _aten.bmm, _aten.baddbmm, _aten.mv, _aten.convolution, _aten._trilinear}
-_SCALES = (nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d)  # of attention, or of the output: no unit's own
+_SCALES = (nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d)  # they act on several units together: no activations
 _MODULES = tuple(
     kind
     for kind in vars(nn.modules.activation).values()
@@ -49,7 +49,11 @@ _SCALINGS = {_aten.mul, _aten.mul_, _aten.div, _aten.div_}  # linear where only 
 
 @dataclass(frozen=True)
 class Site:
-    """Where OUI is measured.  layer: name of the module; op: the activation, or `output` of the module; units: d."""
+    """A place in a model where OUI is measured.
+
+    layer: name of the module.  op: the activation whose input is measured, or `output`: the output of the module.
+    units: how many it has, d.
+    """
 
     layer: str
     op: str
@@ -58,7 +62,7 @@ class Site:
 
 @dataclass(frozen=True)
 class _Signs:
-    """Which images excite which units, noted before an in-place activation overwrites them."""
+    """Which units are positive for which images, recorded before an in-place activation overwrites the values."""
 
     site: Site
     positive: Tensor
@@ -67,20 +71,20 @@ class _Signs:
 
 
 def find_activation(model: nn.Module, example: Tensor, layers: list[str] | None = None) -> list[Site]:
-    """Where OUI would be measured: the input of the last activation before the classifier, or the named layers.
+    """Find where OUI is measured: at the input of the last activation before the classifier, or at the named layers.
 
-    example: one image or more, B x channels x height x width.  layers: module names; of an activation module the input
-    is meant, of any other module the output; of a module that runs more than once, the last run.
+    example: one image or more, B x channels x height x width.  layers: module names; the input of an activation module
+    is measured, and the output of any other; if a module runs more than once, its last run counts.
     Raises UserError for a model without hidden activation and for a name that does not exist or does not run.
     """
     return [signs.site for signs in _observe(model, example, layers)]
 
 
 def hookable_layer(model: nn.Module, example: Tensor) -> str:
-    """The activation module whose input `measure_oui` looks at, if naming it comes to the same; else the empty text.
+    """The name of the activation module at which `measure_oui` measures, if naming it gives the same result; else "".
 
-    Naming it spares looking at every activation on the way, a third of the time of a probe.  Raises as
-    `find_activation` does.
+    With the name, the other activations need not be watched, which saves a third of the time of a probe.  Raises the
+    errors of `find_activation`.
     """
     (found,) = _observe(model, example, None)
     layer = found.site.layer
@@ -91,10 +95,10 @@ def hookable_layer(model: nn.Module, example: Tensor) -> str:
 
 
 def measure_oui(model: nn.Module, probe_B: Tensor, layers: list[str] | None = None) -> float:
-    """OUI of `model` on a probe batch, in [0, 1]; with several layers, their mean.
+    """Measure the OUI of `model` on a probe batch, in [0, 1]; with several layers, their mean.
 
-    probe_B: B x channels x height x width, as the model is fed in training, on its device.  Leaves the model, its
-    training flags and torch's random state as they were.  Raises UserError for B < 2 and as `find_activation` does,
+    probe_B: B x channels x height x width, as the model gets images in training, on its device.  The model, its
+    training flags and torch's random state are not changed.  Raises UserError for B < 2 and those of `find_activation`,
     ValueError where a pre-activation is not finite.
     """
     oui = measure_oui_by_layer(model, probe_B, layers)
@@ -102,7 +106,7 @@ def measure_oui(model: nn.Module, probe_B: Tensor, layers: list[str] | None = No
 
 
 def measure_oui_by_layer(model: nn.Module, probe_B: Tensor, layers: list[str] | None = None) -> dict[str, float]:
-    """OUI of each layer by its name, as `measure_oui`, which see."""
+    """Measure the OUI of each layer on a probe batch, by name; arguments and errors are those of `measure_oui`."""
     if len(probe_B) < 2:
         raise UserError(f"aggregation.probe_size: OUI compares images, {len(probe_B)} is too few; use 2 or more")
     return {signs.site.layer: _oui(signs) for signs in _observe(model, probe_B, layers)}
@@ -118,7 +122,7 @@ def _oui(signs: _Signs) -> float:
 
 
 def _observe(model: nn.Module, images: Tensor, layers: list[str] | None) -> list[_Signs]:
-    """One forward pass that changes nothing, watched."""
+    """Run one forward pass that changes nothing, and record the signs at each place."""
     watch = _watch_last(model, images) if layers is None else _watch_named(model, images, layers)
     with _untouched(model, images), watch as seen:
         model(images)
@@ -138,7 +142,7 @@ def _observe(model: nn.Module, images: Tensor, layers: list[str] | None) -> list
 
 @contextmanager
 def _untouched(model: nn.Module, images: Tensor) -> Iterator[None]:
-    """Evaluation mode without gradients; training flags and random state are put back, whatever happens."""
+    """A context with evaluation mode and without gradients; training flags and random state are restored at its end."""
     flags = [(module, module.training) for module in model.modules()]
     fast = torch.backends.mha.get_fastpath_enabled()
     devices = [images.device] if images.device.type == "cuda" else []
@@ -154,11 +158,11 @@ def _untouched(model: nn.Module, images: Tensor) -> Iterator[None]:
 
 
 class _LastActivation(TorchDispatchMode):
-    """Notes the input of each activation; the last one that a matrix product or convolution follows is the answer.
+    """Records the input of each activation; the last one that is followed by a matrix product or convolution counts.
 
-    Activation modules are known by their kind, functions by their operator.  unknown: an operation that bends what it
-    is given, and is no activation that is known, between the last hidden layer and the classifier: where no known one
-    lies there too, the activation of that layer must be it, and what was noted belongs to an earlier layer.
+    Activation modules are recognised by their class, functions by their operator.  unknown: a non-linear operation that
+    is no known activation, between the last hidden layer and the classifier. Where no known activation is there, too,
+    this operation must be the activation of that layer, and what was recorded belongs to an earlier layer.
     """
 
     def __init__(self, batch: int) -> None:
@@ -174,9 +178,9 @@ class _LastActivation(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch imports its compiler at the first use: 1.5 s in every worker, for nothing
+        return False  # else torch imports its compiler at the first use, which takes 1.5 s in every worker
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # torch's signature
         kwargs = kwargs or {}
         op = func.overloadpacket
         if op in _AFFINE:
@@ -190,20 +194,22 @@ class _LastActivation(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def note(self, op: str, pre: Tensor) -> None:
-        """This is the input of an activation."""
+        """Record the input of an activation.  op: its name.  pre: the input, if it has a row for each image."""
         if pre.dim() > 1 and len(pre) == self.batch:
-            self._latest, self._fresh = _signs(self.running[-1][0] or "model", op, pre), True
+            self._latest = _signs(self.running[-1][0] or "model", op, pre)
+            self._fresh = True
 
     def _enter_layer(self) -> None:
-        """A matrix product or convolution: the classifier, unless another one follows."""
+        """Note a matrix product or convolution: it is the classifier, unless another one follows."""
         if self._latest is not None:
             self.seen.clear()
             self.seen[self._latest.site.layer] = self._latest
         self.unknown = "" if self._fresh else self._bent
-        self._fresh, self._bent = False, ""
+        self._fresh = False
+        self._bent = ""
 
     def _pre_activation(self, op: Any, args: Any, kwargs: Any) -> Tensor | None:
-        """What a known activation is applied to; None for any other operation."""
+        """The input of a known activation; None for any other operation."""
         if op in _ACTIVATIONS or (op in _CLAMPS and (kwargs.get("min", args[1] if len(args) > 1 else None) == 0)):
             pre: Tensor = args[0]
             return pre
@@ -217,11 +223,11 @@ class _LastActivation(TorchDispatchMode):
         return isinstance(value, Tensor) and value.dim() > 1 and len(value) == self.batch
 
     def _bends(self, func: Any, op: Any, args: Any) -> bool:
-        """Whether an operation changes each number of the images' features by a curve of its own."""
+        """Whether an operation applies a non-linear function to each feature of the images by itself."""
         if torch.Tag.pointwise not in func.tags or op in _LINEAR or not any(map(self._depends, args)):
             return False
         if op in _SCALINGS and not all(map(self._depends, args[:2])):
-            return op not in (_aten.mul, _aten.mul_) and self._depends(args[1])  # a number over features is a curve
+            return op not in (_aten.mul, _aten.mul_) and self._depends(args[1])  # a constant over features: non-linear
         return not any(isinstance(module, _NORMS) for _, module in self.running)
 
 

@@ -1,20 +1,20 @@
-"""Client-level differential privacy: how much noise a run adds, what it may claim for it, and what it may not.
+"""Client-level differential privacy: how much noise a run adds, and what it may and may not claim to protect.
 
 Who is protected: a client as a whole. Neighbouring runs differ in all samples of one client (replace-one); the number
 of clients, and how many samples each has, are public and the same in both. Against whom: whoever sees the global models
 (noise at the server), or also the client's own updates (noise at the client).
 
-Noise at the server.  The noise and every weight must be the same whoever else takes part, or the level of the noise
-itself tells the cohort, and drawing cohorts at random hides nothing. So a rule must say, before the run, what each
-registered client weighs in every cohort (`constant_weights`), and the noise of all rounds is
+Noise at the server.  The noise and every weight must be the same in all cohorts, or the level of the noise itself
+reveals the cohort, and drawing cohorts at random hides nothing. So a rule must give, before the run, the weight of each
+registered client in every cohort (`constant_weights`), and the noise of all rounds is
     N(0, (z clip w_max)^2) on each coordinate,  w_max the largest weight over ALL registered clients,
-z the `noise_multiplier`. Replacing one client, or giving its place in a cohort to another, moves the sum by at most
+z the `noise_multiplier`. Replacing one client, or giving its place in a cohort to another, changes the sum by at most
 2 clip w_max: z / 2 in units of the sensitivity. Cohorts have a fixed size and are drawn without replacement, which
 amplifies privacy (arXiv 1808.00087) as long as nobody learns who took part and clients keep nothing between rounds.
 Where clients do keep something, cohorts count as known, and epsilon is that of the client that takes part most often.
 
-Noise at the client.  Each update gets N(0, (z clip)^2) before it leaves: z / 2 again, for each of the rounds in which
-the client takes part. No cohort, weight or rule enters.
+Noise at the client.  N(0, (z clip)^2) is added to each update before it is sent: z / 2 again, for each of the rounds in
+which the client takes part. It does not depend on cohort, weights or rule.
 """
 
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ import numpy as np
 
 from raysim.config.schema import Update
 from raysim.core.errors import RunError, UserError
+from raysim.core.plain import PlainDict
 from raysim.core.records import FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _REMEDY = (
 
 
 def require_library() -> None:
-    """Raises UserError, saying how to install it, where dp-accounting is missing."""
+    """Raise UserError, saying how to install it, where the package dp-accounting is missing."""
     if find_spec("dp_accounting") is None:
         raise UserError(
             "update.noise_multiplier: epsilon is worked out by the package dp-accounting, which is not installed; "
@@ -50,7 +51,7 @@ def require_library() -> None:
 
 @dataclass(frozen=True)
 class PrivacyMechanism:
-    """The noise of a run, a constant known before round 1, and the epsilon that it gives.
+    """The noise of a run, which is constant and known before round 1, and the epsilon that it gives.
 
     clients, per_round: how many are registered, and how many of them each round draws.
     largest_weight: w_max, over all registered clients; 1 where the clients themselves add the noise.
@@ -68,10 +69,11 @@ class PrivacyMechanism:
         cls, options: Update, rule: "AggregationRule", name: str, n_K: IntArray, per_round: int, *,
         keeps_state: bool, drops: bool,
     ) -> "PrivacyMechanism":
-        """The mechanism of a run; raises UserError for a rule with which nothing can be claimed.
+        """Build the mechanism of a run; raises UserError for a rule with which no guarantee can be given.
 
-        rule, name: the aggregation rule and its name.  n_K: the size of every registered client, as it weighs.
-        keeps_state: whether clients remember anything between rounds.  drops: whether a client that fails is left out.
+        rule, name: the aggregation rule and its name.  n_K: the size of every registered client that its weight is
+        computed from.  keeps_state: whether clients keep anything between rounds.  drops: whether a client that fails
+        is left out.
         """
         clients = len(n_K)
         if options.noise_at == "client":
@@ -94,9 +96,9 @@ class PrivacyMechanism:
         return self.options.noise_multiplier * self.options.clip * self.largest_weight
 
     def noisy(self, update_P: FloatArray, w_K: FloatArray, generator: np.random.Generator) -> FloatArray:
-        """The weighted sum as the server uses it: with noise, unless the clients have added theirs.
+        """Add the server's noise to the weighted sum, unless the clients have added theirs: P.
 
-        Raises RunError where a weight is larger than the noise was made for.
+        update_P: the weighted sum.  w_K: the weights in it.  Raises RunError where a weight is larger than w_max.
         """
         if self.options.noise_at == "client":
             return update_P
@@ -109,28 +111,31 @@ class PrivacyMechanism:
         return update_P + generator.normal(0.0, self.std, len(update_P))
 
     def epsilon(self, rounds: int, participations: int) -> float:
-        """Epsilon at `options.delta` after so many rounds, of the client that took part so often: the most of any.
+        """Epsilon at `options.delta` after so many rounds, by Renyi differential privacy.
 
-        Renyi differential privacy, composed over the rounds (arXiv 1702.07476, with sampling 1808.00087).
+        participations: how often the client took part that did so most often.  Composed over the rounds (arXiv
+        1702.07476, with sampling 1808.00087).
         """
         from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent
         from dp_accounting.privacy_accountant import NeighboringRelation
         from dp_accounting.rdp import RdpAccountant
 
-        event: Any = GaussianDpEvent(self.options.noise_multiplier / 2)
+        event: Any = GaussianDpEvent(self.options.noise_multiplier / 2)  # the package has no types
         times = participations
         if self.secret_cohorts:
-            event, times = SampledWithoutReplacementDpEvent(self.clients, self.per_round, event), rounds
+            event = SampledWithoutReplacementDpEvent(self.clients, self.per_round, event)
+            times = rounds
         accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
         accountant.compose(event, times)
         return float(accountant.get_epsilon(self.options.delta))
 
-    def summary(self, metrics: "pd.DataFrame", oui: bool) -> dict[str, Any]:
-        """What the run may claim, and what lies outside the claim, for summary.json.
+    def summary(self, metrics: "pd.DataFrame", oui: bool) -> PlainDict:
+        """Describe, for summary.json, what the run guarantees and what is outside the guarantee.
 
-        metrics: one row a round, with `epsilon`.  oui: whether clients report OUIs.
+        metrics: one row per round, with `epsilon`.  oui: whether clients report OUIs.
         """
-        z, at_server = self.options.noise_multiplier, self.options.noise_at == "server"
+        z = self.options.noise_multiplier
+        at_server = self.options.noise_at == "server"
         where = "weighted sum of clipped updates, added by the server" if at_server else "clipped update of each client"
         drawn = f"{self.per_round} of {self.clients} clients a round, a fixed number, without replacement"
         return {
@@ -147,7 +152,7 @@ class PrivacyMechanism:
 
 
 def clients_keep_state(options: Update, algorithm: "LocalAlgorithm", buffers: str) -> bool:
-    """Whether clients remember anything between rounds: of their training, of what they did not send, or statistics."""
+    """Whether clients keep anything between rounds: a state of their training, a residual, or statistics."""
     from raysim.config.protocols import LocalAlgorithm
     from raysim.local.sgd import sgd
 
@@ -168,7 +173,7 @@ def _refusal(rule: "AggregationRule", name: str, clients: int, per_round: int) -
 
 
 def _outside(at_server: bool, secret_cohorts: bool, oui: bool) -> list[str]:
-    """What is published or sent without noise."""
+    """The list, for people, of what is published or sent without noise."""
     return [
         "training losses, steps and times, of each client and their means",
         "norms of updates, and whether they were clipped",

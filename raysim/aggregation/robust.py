@@ -1,4 +1,4 @@
-"""Robust rules: what a few arbitrary clients can do to the combined update is bounded."""
+"""Robust rules: a few arbitrary clients can change the combined update only within bounds."""
 
 import math
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ class krum(AggregationRule):
     streams: ClassVar[bool] = False
 
     def check(self, participants: int) -> None:
-        """Raises UserError unless K >= 2 f + 3, the condition of the paper's proposition 4.2."""
+        """Raise UserError unless K >= 2 f + 3, the condition of the paper's proposition 4.2."""
         check_krum(participants, self.byzantine)
 
     def weights(self, table: RoundTable, updates: Updates | None) -> Weights:
-        """Weight 1 for the chosen client (of equals the one with the lowest id); scores are minus the distances."""
+        """Give weight 1 to the chosen client (of equals the one with the lowest id); scores are minus the distances."""
         return _krum(table, updates, self.byzantine, keep=1)
 
 
@@ -44,13 +44,13 @@ class multi_krum(krum):
     keep: Annotated[int | None, Field(ge=1, description="updates averaged, m; null: K - f")] = None
 
     def check(self, participants: int) -> None:
-        """Raises UserError unless K >= 2 f + 3 and m <= K."""
+        """Raise UserError unless K >= 2 f + 3 and m <= K."""
         super().check(participants)
         if self.keep is not None and self.keep > participants:
             raise UserError(f"aggregation.keep: {self.keep} updates of {participants} clients per round; lower it")
 
     def weights(self, table: RoundTable, updates: Updates | None) -> Weights:
-        """Weight 1 / m for each chosen client; scores are minus the distances."""
+        """Give weight 1 / m to each chosen client; scores are minus the distances."""
         self.check(len(table.n_K))
         return _krum(table, updates, self.byzantine, self.keep or len(table.n_K) - self.byzantine)
 
@@ -63,11 +63,11 @@ class median(AggregationRule):
     streams: ClassVar[bool] = False
 
     def weights(self, table: RoundTable, updates: Updates | None) -> Weights:  # noqa: ARG002
-        """Equal weights: every client has the same say in `aggregate`, which gives the update."""
+        """Give all clients equal weights; `aggregate` computes the update."""
         return Weights(normalise(table, np.ones(len(table.n_K))))
 
     def aggregate(self, table: RoundTable, updates: Updates) -> FloatArray:  # noqa: ARG002
-        """The combined update: P."""
+        """Compute the combined update: P."""
         return updates.by_coordinate(coordinate_median)
 
 
@@ -84,12 +84,12 @@ class trimmed_mean(AggregationRule):
     streams: ClassVar[bool] = False
 
     def weights(self, table: RoundTable, updates: Updates | None) -> Weights:  # noqa: ARG002
-        """Equal weights: every client has the same say in `aggregate`, which gives the update."""
+        """Give all clients equal weights; `aggregate` computes the update."""
         dropped = float(self._dropped(len(table.n_K)))
         return Weights(normalise(table, np.ones(len(table.n_K))), info={"dropped_per_end": dropped})
 
     def aggregate(self, table: RoundTable, updates: Updates) -> FloatArray:
-        """The combined update: P."""
+        """Compute the combined update: P."""
         return updates.by_coordinate(partial(coordinate_trimmed_mean, dropped=self._dropped(len(table.n_K))))
 
     def _dropped(self, participants: int) -> int:
@@ -98,7 +98,7 @@ class trimmed_mean(AggregationRule):
 
 
 def check_krum(participants: int, byzantine: int) -> None:
-    """Raises UserError unless K >= 2 f + 3."""
+    """Raise UserError unless K >= 2 f + 3, where K is `participants` and f is `byzantine`."""
     if participants < 2 * byzantine + 3:
         raise UserError(
             f"aggregation.byzantine: {byzantine} needs at least {2 * byzantine + 3} clients per round, there are "
@@ -110,20 +110,20 @@ def krum_scores(gram_KK: FloatArray, byzantine: int) -> FloatArray:
     """Sum of each update's squared distances to its K - f - 2 nearest others (arXiv 1703.02757): K; less is better."""
     square_K = np.diagonal(gram_KK)
     distance_KK = np.maximum(0, square_K[:, None] + square_K[None, :] - 2 * gram_KK)
-    np.fill_diagonal(distance_KK, np.inf)  # a client is no neighbour of its own
+    np.fill_diagonal(distance_KK, np.inf)  # a client is not its own neighbour
     nearest: FloatArray = np.sort(distance_KK, axis=1)[:, : len(gram_KK) - byzantine - 2]
     score_K: FloatArray = nearest.sum(axis=1)
     return score_K
 
 
 def coordinate_median(values_Kp: FloatArray) -> FloatArray:
-    """Median over clients: p."""
+    """The median over clients of each coordinate, K x p -> p."""
     middle_p: FloatArray = np.median(values_Kp, axis=0)
     return middle_p
 
 
 def coordinate_trimmed_mean(values_Kp: FloatArray, dropped: int) -> FloatArray:
-    """Mean over clients without the `dropped` lowest and highest values: p."""
+    """The mean over clients of each coordinate without its `dropped` lowest and highest values, K x p -> p."""
     kept = np.sort(values_Kp, axis=0)[dropped : len(values_Kp) - dropped]
     mean_p: FloatArray = kept.mean(axis=0)
     return mean_p
