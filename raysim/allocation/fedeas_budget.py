@@ -1,4 +1,4 @@
-"""The arithmetic of FedEAS's budget: thresholds, the beta that gives a total, and the rule that chooses beta.
+"""The budget of FedEAS: thresholds, the beta that gives a total, and the rule that chooses beta.
 
 "WHERE to Generate Matters: Budget-Aware Synthetic Augmentation for Label-Skewed Federated Learning".
 """
@@ -20,32 +20,35 @@ _SAMPLE = 1 << 13
 
 
 def strength_K(counts_KC: IntArray, entropy: bool = True, size: Size = "sqrt") -> FloatArray:
-    """What beta multiplies: sqrt(nbar_k) (1 - H_k), with nbar_k = N_k / C; the ablations change one factor each."""
+    """The factor of beta in each client's threshold: sqrt(nbar_k) (1 - H_k), with nbar_k = N_k / C: K.
+
+    entropy, size: the ablations, each of which changes one factor.
+    """
     nbar_K = counts_KC.sum(axis=1) / counts_KC.shape[1]
     size_K: FloatArray = {"sqrt": np.sqrt(nbar_K), "linear": nbar_K, "none": np.ones(len(nbar_K))}[size]
     return size_K * (1.0 - normalised_entropy_K(counts_KC)) if entropy else size_K
 
 
 def threshold_K(strength: FloatArray, beta: float) -> IntArray:
-    """b_k = floor(strength_k * beta), safe against floating point: see `floor_count`."""
+    """b_k = floor(strength_k * beta), not changed by floating-point errors (see `floor_count`): K."""
     return floor_count(strength * beta)
 
 
 def fill(counts_KC: IntArray, b_K: IntArray) -> IntArray:
-    """g_kc = max(0, b_k - n_kc): fill every class of client k up to its threshold."""
+    """g_kc = max(0, b_k - n_kc): fill every class of client k up to its threshold; K x C."""
     quota_KC: IntArray = b_K[:, None] - counts_KC
     return np.maximum(quota_KC, 0, out=quota_KC)
 
 
 def images(counts_KC: IntArray, b_K: IntArray) -> int:
-    """The sum of `fill`, without an array of its size."""
-    return sum(int(fill(counts_KC[part], b_K[part]).sum()) for part in row_slices(*counts_KC.shape))
+    """The sum of `fill`, computed without an array of its size."""
+    return sum(int(fill(counts_KC[rows], b_K[rows]).sum()) for rows in row_slices(*counts_KC.shape))
 
 
 def fill_to_total(counts_KC: IntArray, strength: FloatArray, total: int) -> IntArray:
-    """FedEAS at the least beta that makes `total` images or more, trimmed to exactly `total`.
+    """The quota of FedEAS at the smallest beta that makes `total` images or more, reduced to exactly `total`: K x C.
 
-    The trim is `largest_remainder` of the untrimmed quota, so no cell grows and none passes its client's threshold.
+    It is reduced by `largest_remainder` of that quota, so no cell grows and none exceeds its client's threshold.
     Raises UserError if no beta reaches the total, because every client that counts is already balanced.
     """
     if total == 0:
@@ -55,7 +58,7 @@ def fill_to_total(counts_KC: IntArray, strength: FloatArray, total: int) -> IntA
 
 
 def solve_beta(counts_KC: IntArray, strength: FloatArray, total: int) -> float:
-    """A beta of exactly `total` > 0 images; if none has, the smallest (to one part in 10^12) that has more.
+    """A beta that makes exactly `total` > 0 images; if none does, the smallest (to one part in 10^12) that makes more.
 
     Raises UserError if no beta reaches the total.
     """
@@ -65,16 +68,17 @@ def solve_beta(counts_KC: IntArray, strength: FloatArray, total: int) -> float:
             "use another policy, or total 0"
         )
     low, high = _bracket(counts_KC, strength, total)
-    settled = 0
+    decided = 0
     while high - low > 1e-12 * high:
-        # Clients whose threshold is the same at both ends are counted once and left alone from here on.
+        # Clients whose threshold is the same at both ends are counted once and not looked at again.
         b_K = threshold_K(strength, high)
         open_K = threshold_K(strength, low) != b_K
         if 2 * np.count_nonzero(open_K) < len(open_K):
-            settled += images(counts_KC[~open_K], b_K[~open_K])
-            counts_KC, strength = counts_KC[open_K], strength[open_K]
+            decided += images(counts_KC[~open_K], b_K[~open_K])
+            counts_KC = counts_KC[open_K]
+            strength = strength[open_K]
         middle = (low + high) / 2
-        made = settled + images(counts_KC, threshold_K(strength, middle))
+        made = decided + images(counts_KC, threshold_K(strength, middle))
         if made == total:
             return middle  # quotas only grow with beta, so every beta of this total has this quota
         low, high = (middle, high) if made < total else (low, middle)
@@ -82,9 +86,10 @@ def solve_beta(counts_KC: IntArray, strength: FloatArray, total: int) -> float:
 
 
 def _bracket(counts_KC: IntArray, strength: FloatArray, total: int) -> tuple[float, float]:
-    """(a beta of fewer images than `total`, one of at least as many); near each other where clients are many.
+    """(a beta that makes fewer images than `total`, one that makes at least as many).
 
-    Of many clients, a few thousand tell the beta to within a few per cent; each pass over all of them takes a second.
+    Where there are many clients, a sample of a few thousand gives the beta to within a few per cent, which saves passes
+    over all of them: each takes a second.
     """
     every = len(strength) // _SAMPLE
     if every < 2 or not strength[::every].max() > 0:
@@ -92,7 +97,8 @@ def _bracket(counts_KC: IntArray, strength: FloatArray, total: int) -> tuple[flo
         while images(counts_KC, threshold_K(strength, high)) < total:
             low, high = high, high * 4
         return low, high
-    guess, step = solve_beta(counts_KC[::every], strength[::every], max(1, total // every)), 1.02
+    guess = solve_beta(counts_KC[::every], strength[::every], max(1, total // every))
+    step = 1.02
     if images(counts_KC, threshold_K(strength, guess)) < total:
         low, high = guess, guess * step
         while images(counts_KC, threshold_K(strength, high)) < total:
@@ -108,7 +114,11 @@ def _bracket(counts_KC: IntArray, strength: FloatArray, total: int) -> tuple[flo
 
 @dataclass(frozen=True)
 class BetaRow:
-    """What one beta would do: images made, synthetic / (real + synthetic), share of the imbalance removed."""
+    """What one beta would do.
+
+    images: how many are made.  synthetic_share: synthetic / (real + synthetic).  removed: fraction of the imbalance
+    that is removed.
+    """
 
     beta: float
     images: int
@@ -117,7 +127,7 @@ class BetaRow:
 
     @property
     def satisfies(self) -> bool:
-        """Removes at least half of the imbalance while less than a quarter of all samples is synthetic."""
+        """Whether it removes at least half of the imbalance while less than a quarter of all samples is synthetic."""
         return self.removed >= 0.5 and self.synthetic_share < 0.25
 
 
@@ -125,7 +135,8 @@ def beta_table(
     counts_KC: IntArray, betas: Sequence[float] = BETAS, *, entropy: bool = True, size: Size = "sqrt"
 ) -> list[BetaRow]:
     """One row for each beta, computed from the counts alone: no image is made."""
-    strength, real = strength_K(counts_KC, entropy, size), int(counts_KC.sum())
+    strength = strength_K(counts_KC, entropy, size)
+    real = int(counts_KC.sum())
     rows = []
     for beta in betas:
         quota_KC = fill(counts_KC, threshold_K(strength, beta))
@@ -136,5 +147,5 @@ def beta_table(
 
 
 def select_beta(rows: Sequence[BetaRow]) -> BetaRow | None:
-    """The smallest beta that removes >= 50 % of the imbalance at < 25 % synthetic samples, or None if none does."""
+    """The row with the smallest beta that removes >= 50 % of the imbalance at < 25 % synthetic samples, or None."""
     return min((row for row in rows if row.satisfies), key=lambda row: row.beta, default=None)

@@ -1,4 +1,4 @@
-"""Where synthetic images are made, and how many: policies counts_KC -> quota_KC.
+"""Policies that decide how many synthetic images each client gets of each class: counts_KC -> quota_KC.
 
 Every policy takes `total`: a number, or {of: another policy, ...its keys}, for comparisons at exactly equal budgets.
 """
@@ -15,13 +15,14 @@ from raysim.config.markers import ReplacedBy
 from raysim.config.plugin_guard import ask_policy
 from raysim.config.registry import check_parameters, resolve
 from raysim.core.errors import ConfigError, UserError
+from raysim.core.plain import PlainDict
 from raysim.core.records import IntArray
 from raysim.core.rounding import even_over_classes, largest_remainder
 
 __all__ = ["fedeas", "full", "missing_only", "none", "size_proportional", "uniform"]
 
 Policy = Callable[..., IntArray]
-Total = Annotated[int, Field(ge=0, description="Exact number of images")] | dict[str, Any] | None
+Total = Annotated[int, Field(ge=0, description="Exact number of images")] | PlainDict | None
 Beta = Annotated[float, Field(gt=0, allow_inf_nan=False, description="Budget factor")] | Literal["auto"]
 
 
@@ -59,7 +60,7 @@ def uniform(counts_KC: IntArray, *, total: Total = None) -> IntArray:
 
 
 def size_proportional(counts_KC: IntArray, *, total: Total = None) -> IntArray:
-    """Client k gets total * N_k / N images, evenly over its classes: it looks at sizes, not at skew.
+    """Client k gets total * N_k / N images, evenly over its classes: in proportion to size, whatever the skew.
 
     Raises UserError without a total.
     """
@@ -77,7 +78,7 @@ def missing_only(
     total: Total = None,
     level: Annotated[int, Field(ge=1, description="Images for each missing cell")] | None = None,
 ) -> IntArray:
-    """Only classes that a client lacks altogether: each filled to `level`, or `total` spread evenly over all of them.
+    """Images only for classes of which a client has no sample: `level` for each, or `total` spread evenly over them.
 
     Raises UserError unless exactly one of total and level is given, and for a total when nothing is missing.
     """
@@ -89,7 +90,8 @@ def missing_only(
         if isinstance(level, bool) or not isinstance(level, int | np.integer) or level < 1:
             raise UserError(f"allocation.level = {level!r}: must be a whole number of at least 1")
         return _served(counts_KC, missing_KC * np.int64(level), "missing_only")
-    wanted, cells = _required_total(total, counts_KC, "missing_only"), int(missing_KC.sum())
+    wanted = _required_total(total, counts_KC, "missing_only")
+    cells = int(missing_KC.sum())
     if wanted and not cells:
         raise UserError(
             f"allocation.total = {wanted}: no client lacks a class, so `missing_only` cannot place an image; "
@@ -109,7 +111,7 @@ def fedeas(
     size: Literal["sqrt", "linear", "none"] = "sqrt",
     total: Total = None,
 ) -> IntArray:
-    """FedEAS: fill the classes of client k up to b_k = floor(sqrt(nbar_k) (1 - H_k) beta), so skewed clients get most.
+    """FedEAS: fill the classes of client k up to b_k = floor(sqrt(nbar_k) (1 - H_k) beta); skewed clients get most.
 
     g_kc = max(0, b_k - n_kc), nbar_k the mean count per class, H_k the label entropy ("WHERE to Generate Matters").
     beta: `auto` takes the smallest that removes half of the imbalance at under a quarter of synthetic samples.
@@ -127,9 +129,10 @@ def fedeas(
 
 
 def auto_beta(counts_KC: IntArray, entropy: bool = True, size: fedeas_budget.Size = "sqrt") -> float:
-    """The beta of the selection rule; the least beta where there is no imbalance to remove.
+    """The beta of the selection rule; the smallest beta where there is no imbalance to remove.
 
-    Raises UserError with the two betas that come nearest, where none removes half at under a quarter synthetic.
+    Raises UserError with the two nearest betas where none removes half of the imbalance at under a quarter of synthetic
+    samples.
     """
     rows = fedeas_budget.beta_table(_checked_counts(counts_KC), entropy=entropy, size=size)
     chosen = fedeas_budget.select_beta(rows)
@@ -147,9 +150,9 @@ def auto_beta(counts_KC: IntArray, entropy: bool = True, size: fedeas_budget.Siz
 
 
 def to_total(
-    policy: str | Policy, counts_KC: IntArray, total: int | dict[str, Any], params: dict[str, Any] | None = None
+    policy: str | Policy, counts_KC: IntArray, total: int | PlainDict, params: PlainDict | None = None
 ) -> IntArray:
-    """The quota of any policy for exactly `total` images (a number, or {of: policy, ...its keys}).
+    """The quota of any policy for exactly `total` images (a number, or {of: policy, ...its keys}): K x C.
 
     policy: a name, `package.module:attribute`, or the function itself.  A policy with a key `total` is asked for it;
     the quota of any other is scaled by largest remainder.
@@ -216,14 +219,14 @@ def _scaled(quota_KC: IntArray, total: int | None) -> IntArray:
         ) from error
 
 
-def _checked_beta(beta: Any) -> float:
+def _checked_beta(beta: Any) -> float:  # Any: a caller from Python may give anything
     is_number = isinstance(beta, int | float | np.integer | np.floating) and not isinstance(beta, bool)
     if not (is_number and 0 < beta < np.inf):
         raise UserError(f"allocation.beta = {beta!r}: must be a finite number greater than 0, or auto")
     return float(beta)
 
 
-def _checked_counts(counts_KC: NDArray[Any]) -> IntArray:
+def _checked_counts(counts_KC: NDArray[Any]) -> IntArray:  # Any: the dtype is what is checked
     """The counts as int64 in C order, from whole numbers of any type and order; ValueError for anything else.
 
     Unsigned and signed numbers together would become floating-point ones, and narrow ones would overflow.
@@ -236,7 +239,7 @@ def _checked_counts(counts_KC: NDArray[Any]) -> IntArray:
 
 
 def _served(counts_KC: IntArray, quota_KC: IntArray, policy: str) -> IntArray:
-    """The quota, if every client then has something to train on."""
+    """Return the quota; UserError if a client then has no sample, real or synthetic."""
     candidates_K = np.flatnonzero(counts_KC.sum(axis=1) == 0)
     empty_K = candidates_K[quota_KC[candidates_K].sum(axis=1) == 0]
     if len(empty_K):

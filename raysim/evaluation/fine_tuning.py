@@ -1,4 +1,4 @@
-"""The global model after a client has trained it on its own samples: what personalisation by fine-tuning would give."""
+"""Fine-tunes the global model on one client's samples, and measures it: what personalisation would give the client."""
 
 import numpy as np
 
@@ -24,15 +24,16 @@ def fine_tune(
 def fine_tuned_accuracy(
     model: FlatModel, dataset: Dataset, scale: ImageScale, counts_C: IntArray, options: FineTuning
 ) -> FloatArray:
-    """Accuracy of each class that the client has (counts_C > 0), on test images; nan elsewhere: C."""
+    """The accuracy on test images of each class that the client has (counts_C > 0), nan for other classes: C."""
     rows = test_rows(dataset.test_labels_N, counts_C, options.test_images)
     if not len(rows):
         return np.full(dataset.classes, np.nan)
-    images, labels_N = dataset.test_images[rows], dataset.test_labels_N[rows]
+    images = dataset.test_images[rows]
+    labels_N = dataset.test_labels_N[rows]
     return by_class(evaluate_chunks(model, images, labels_N, dataset.classes, scale, range(chunks(len(rows)))))
 
 
 def test_rows(labels_N: IntArray, counts_C: IntArray, most: int | None) -> IntArray:
-    """Rows of the first `most` test images of every class that the client has, in order."""
+    """The rows, ascending, of the first `most` (None: all) test images of every class that the client has."""
     found = [np.flatnonzero(labels_N == c)[:most] for c in np.flatnonzero(counts_C)]
     return np.sort(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)

@@ -1,10 +1,11 @@
-"""How good a model is for each client: its accuracy on the client's own mix of classes. Not the global accuracy.
+"""How good a model is for each client: its accuracy on the client's own mix of classes, not the global accuracy.
 
-A client's test data are the test images, re-weighted so that classes are as frequent as among the client's own real
-samples (by their true labels, whatever label noise made of them):
+A client's test data are the test images, weighted so that classes are as frequent as among the client's own real
+samples (by their true labels, not those that label noise gave them):
     a_k = sum_c p_kc a_c,  p_kc = n_kc / N_k,  a_c the accuracy on the test images of class c
-which is the expected accuracy on test images drawn by the client's class mix, without drawing any. Classes without a
-test image are left out, and the shares of the others grow; a client that has no other has no accuracy (nan).
+which is the expected accuracy on test images drawn with the client's class frequencies, without drawing any. Classes
+without a test image are left out, and the p_kc of the others are scaled to sum to 1; a client that has no other class
+has no accuracy (nan).
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ def class_counts(partition: Partition, dataset: Dataset) -> IntArray:
 
 
 def by_client(counts_KC: IntArray, accuracy_C: FloatArray) -> FloatArray:
-    """a_k of each client, for a model with accuracy a_c on class c (nan: no test image): K."""
+    """The accuracy a_k of each client, for a model with accuracy a_c on class c (nan: no test image): K."""
     present_C = np.isfinite(accuracy_C)
     n_KC = counts_KC[:, present_C].astype(np.float64)
     with np.errstate(invalid="ignore"):
@@ -31,12 +32,14 @@ def by_client(counts_KC: IntArray, accuracy_C: FloatArray) -> FloatArray:
 
 
 def spread(prefix: str, a_K: FloatArray, n_K: IntArray) -> dict[str, float]:
-    """Over the clients that have an accuracy: plain mean, mean weighted by n_k, worst, standard deviation.
+    """Mean, mean weighted by n_k, minimum and standard deviation over the clients that have an accuracy.
 
-    Standard deviation with n in the denominator (ddof 0): the clients are all there are.  Empty without any.
+    prefix: begins the names of the metrics.  The standard deviation has n in its denominator (ddof 0), because these
+    are all clients and no sample of them.  The result is empty if no client has an accuracy.
     """
     known_K = np.isfinite(a_K)
-    a_K, n_K = a_K[known_K], n_K[known_K]
+    a_K = a_K[known_K]
+    n_K = n_K[known_K]
     if not len(a_K):
         return {}
     return {

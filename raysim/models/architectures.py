@@ -1,7 +1,7 @@
 """Image classifiers, one small function per architecture.
 
 Every model maps B x channels x height x width float images to B x C logits, as `classifier(features(x))`. `features`
-are what the classifier sees: penultimate activations, or the output of the projection head where one is asked for
+are the inputs of the classifier: penultimate activations, or the output of the projection head where there is one
 (MOON, arXiv 2103.16257, section 3.2). Initial parameters come from torch's global generator, which the caller seeds.
 """
 
@@ -27,10 +27,13 @@ _HIDDEN = [200, 200]  # the 2NN of McMahan et al. (arXiv 1602.05629)
 
 
 class Classifier(nn.Module):
-    """A body that yields flat features, an optional projection head, and a linear classifier."""
+    """A network of a body that computes flat features, an optional projection head, and a linear classifier."""
 
     def __init__(self, body: nn.Module, width: int, classes: int, projection: int | None) -> None:
-        """`width`: how many features per image `body` yields; `projection`: size of the head's output, or None."""
+        """Build the network around `body`.
+
+        width: how many features per image `body` gives.  projection: size of the head's output; None: no head.
+        """
         super().__init__()
         self.body = body
         self.projection: nn.Module = nn.Identity()
@@ -39,12 +42,12 @@ class Classifier(nn.Module):
         self.classifier = nn.Linear(width if projection is None else projection, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """What the classifier sees of images x: B x features."""
+        """Compute the inputs of the classifier for images x: B x features."""
         features: Tensor = self.projection(self.body(x))
         return features
 
     def chain(self) -> list[nn.Module]:
-        """The layers in the order in which they run, sequences unrolled."""
+        """List the layers in the order in which they run; the layers of a sequence in place of the sequence."""
         layers: list[nn.Module] = []
         left: list[nn.Module] = [self.body, self.projection, self.classifier]
         while left:
@@ -56,7 +59,7 @@ class Classifier(nn.Module):
         return layers
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of images x: B x C."""
+        """Compute the logits of images x: B x C."""
         logits: Tensor = self.classifier(self.features(x))
         return logits
 
@@ -72,11 +75,12 @@ def cnn(
 ) -> nn.Module:
     """The small CNN of the FedEAS and FedOUI papers: two 3x3 convolutions, each pooled, and one hidden layer.
 
-    conv3x3(32)-pool-conv3x3(64)-pool-fc128-fcC, padding 1, ReLU, no normalisation.  The ReLU follows the pooling: the
-    same numbers, as max(0, x) keeps the order, for a quarter of the work.  Any image of 4 x 4 pixels or more; an odd
-    row or column at the edge is dropped by the pooling.  Raises UserError for smaller images.
+    conv3x3(32)-pool-conv3x3(64)-pool-fc128-fcC, padding 1, ReLU, no normalisation.  The ReLU follows the pooling, which
+    gives the same numbers, because max(0, x) keeps the order, for a quarter of the work.  Any image of 4 x 4 pixels or
+    more; an odd row or column at the edge is dropped by the pooling.  Raises UserError for smaller images.
     """
-    height, columns = image_size[0] // 4, image_size[1] // 4
+    height = image_size[0] // 4
+    columns = image_size[1] // 4
     _require(min(height, columns) >= 1, "cnn", image_size, at_least=4)
     body = nn.Sequential(
         nn.Conv2d(channels, width, 3, padding=1),
@@ -150,8 +154,8 @@ def resnet18(
 ) -> nn.Module:
     """ResNet-18 with the CIFAR stem (3x3 convolution, no pooling) and group or batch normalisation (arXiv 1512.03385).
 
-    Images of any size: global average pooling precedes the classifier.  GroupNorm (arXiv 1803.08494) keeps no running
-    statistics, which label skew would make disagree between clients.
+    Images may have any size: global average pooling precedes the classifier.  GroupNorm (arXiv 1803.08494) keeps no
+    running statistics, which label skew would make different between clients.
     """
     from torchvision.models.resnet import BasicBlock, ResNet
 

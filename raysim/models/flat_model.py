@@ -16,13 +16,13 @@ from raysim.core.records import ModelState
 
 
 class FlatModel:
-    """A module whose trainable parameters are views of one flat float32 tensor, and so are its gradients.
+    """A module whose trainable parameters are views of one flat float32 tensor, and its gradients of another.
 
-    Loading a start point is one copy, an update one subtraction, an optimiser step one call. Convolution weights lie in
-    channels_last order inside the flat tensor where that is asked for, so the order of elements is the layout's own;
-    `state_dict` gives the ordinary one. Floating-point buffers share a second flat tensor, integer ones a third.
+    Loading parameters is one copy, an update one subtraction, an optimiser step one call. With channels_last, weights
+    of convolutions have that order inside the flat tensor; `state_dict` gives the ordinary order. Floating-point
+    buffers share a third flat tensor, integer ones a fourth.
 
-    tried: what was tried out once with this model, such as whether a shortcut has the right bits, and how it went.
+    tried: results of tests that are made once with this model, such as whether a faster way has the same bits.
     """
 
     def __init__(self, module: nn.Module, device: str = "cpu", channels_last: bool = True) -> None:
@@ -37,7 +37,8 @@ class FlatModel:
         for p in trainable:
             view, grad = (self._view(flat, start, p.shape) for flat in (self.params_P, self.grad_P))
             view.copy_(p.detach())
-            p.data, p.grad = view, grad
+            p.data = view
+            p.grad = grad
             start += p.numel()
         self.buffers_F, self._floats = self._gather_buffers(floating=True)
         self.counters, self._ints = self._gather_buffers(floating=False)
@@ -45,14 +46,14 @@ class FlatModel:
         self._frozen: dict[str, FlatModel] = {}
 
     def _view(self, flat: Tensor, start: int, shape: torch.Size) -> Tensor:
-        part = flat[start : start + shape.numel()]
+        values = flat[start : start + shape.numel()]
         if self.channels_last and len(shape) == 4:
             out, channels, height, width = shape
-            return part.view(out, height, width, channels).permute(0, 3, 1, 2)
-        return part.view(shape)
+            return values.view(out, height, width, channels).permute(0, 3, 1, 2)
+        return values.view(shape)
 
     def named_views(self, params_P: Tensor) -> dict[str, Tensor]:
-        """The trainable parameters by name, as views of any flat vector that is laid out as params_P."""
+        """The trainable parameters by name, as views of any flat vector with the layout of `self.params_P`."""
         trainable = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         return {name: self._view(params_P, int(p.storage_offset()), p.shape) for name, p in trainable}
 
@@ -75,38 +76,38 @@ class FlatModel:
         return flat, owners
 
     def load(self, state: ModelState) -> None:
-        """Copy a state in; the arrays may be read-only shared memory and stay untouched."""
+        """Copy a state into the model; the arrays are not changed, and may be read-only shared memory."""
         _copy_in(self.params_P, state.params_P)
         _copy_in(self.buffers_F, state.buffers_F)
         _copy_in(self.counters, state.counters)
 
     def state(self) -> ModelState:
-        """A copy of the present state."""
+        """Return a copy of the present state as arrays."""
         params_P, buffers_F, counters = (
             t.detach().cpu().numpy().copy() for t in (self.params_P, self.buffers_F, self.counters)
         )
         return ModelState(params_P, buffers_F, counters)
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Copies of the flat tensors on the device, by name, without those that have no element."""
+        """Return copies of the flat tensors, on the device, by name, without empty ones."""
         return {name: flat.detach().clone() for name, flat in self._flats().items() if flat.numel()}
 
     def restore(self, snapshot: dict[str, Tensor]) -> None:
-        """Copy a snapshot back in."""
+        """Copy a snapshot into the model."""
         flats = self._flats()
         for name, values in snapshot.items():
             flats[name].copy_(values)
 
     def frozen(self, name: str, snapshot: dict[str, Tensor]) -> nn.Module:
-        """A second module in the state of `snapshot`: evaluation mode, no gradients.
+        """Return another module in the state of `snapshot`, in evaluation mode and without gradients.
 
-        Made once for each name and kept: a later call under the same name changes the module of the earlier one.
+        It is made once for each name and kept: a later call with the same name changes the module of the earlier one.
         """
         if name not in self._frozen:
-            twin = FlatModel(copy.deepcopy(self.module), self.device, self.channels_last)
-            twin.module.eval().requires_grad_(False).zero_grad(set_to_none=True)
-            twin.grad_P = twin.grad_P.new_empty(0)
-            self._frozen[name] = twin
+            frozen = FlatModel(copy.deepcopy(self.module), self.device, self.channels_last)
+            frozen.module.eval().requires_grad_(False).zero_grad(set_to_none=True)
+            frozen.grad_P = frozen.grad_P.new_empty(0)
+            self._frozen[name] = frozen
         self._frozen[name].restore(snapshot)
         return self._frozen[name].module
 
@@ -114,7 +115,7 @@ class FlatModel:
         return {"params": self.params_P, "buffers": self.buffers_F, "counters": self.counters}
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Parameters and buffers by name, contiguous, in the order of `nn.Module.state_dict`."""
+        """Return copies of parameters and buffers by name, contiguous, in the order of `nn.Module.state_dict`."""
         return {k: v.detach().cpu().contiguous().numpy().copy() for k, v in self.module.state_dict().items()}
 
 
@@ -132,9 +133,9 @@ def build_model(
     classes: int,
     seed: int,
 ) -> nn.Module:
-    """The module with the initial parameters of this seed, the same for every method.
+    """Build a module with the initial parameters of this seed, which are the same for every method.
 
-    build: a model plug-in with its own parameters bound.
+    build: a model plug-in with its own keys bound; takes (channels, (height, width), classes).
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.integer(seed, rng.MODEL))
@@ -160,14 +161,14 @@ class ImageScale:
     padding: int = 4
 
     def __call__(self, images: Tensor, channels_last: bool) -> Tensor:
-        """Fresh float32 `B x channels x H x W` from uint8; the input is not changed."""
+        """Normalise uint8 images to new float32 ones, B x channels x height x width; the input is not changed."""
         mean, std = _constants(self.mean, self.std, images.device)
         x = images.to(torch.float32).sub_(mean).div_(std)
         # Only now: arithmetic along rows of pixels is ten times as fast as along the channels of one pixel.
         return x.contiguous(memory_format=torch.channels_last) if channels_last else x
 
     def augment(self, images: Tensor, generator: np.random.Generator) -> Tensor:
-        """Random crops after zero padding and random mirror images, each image its own, from uint8 to uint8."""
+        """Crop (after zero padding) and mirror each image at random, as `crop` and `flip` say; uint8, same shape."""
         count, _, height, width = images.shape
         if self.flip:
             mirror = torch.from_numpy(generator.random(count) < 0.5).to(images.device)
