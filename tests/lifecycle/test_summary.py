@@ -15,13 +15,15 @@ def test_the_accuracy_of_each_class_and_of_the_worst_in_two_chunks():
         ChunkResult(0, np.array([1, 1, 0]), np.array([2, 5, 0]), 12.0),
     ]
     assert summarise(chunks) == {
-        "accuracy": 4 / 9, "loss": 2.0, "worst_class_accuracy": 0.2, "accuracy_class_0": 0.75, "accuracy_class_1": 0.2
+        "accuracy": 4 / 9, "loss": 2.0, "worst_class_accuracy": 0.2, "evaluated_classes": 2,
+        "accuracy_class_0": 0.75, "accuracy_class_1": 0.2,
     }
 
 
 def test_of_many_classes_only_the_worst_is_a_metric_of_its_own():
     one_each = np.ones(101, dtype=np.int64)
-    assert set(summarise([ChunkResult(0, one_each, one_each, 1.0)])) == {"accuracy", "loss", "worst_class_accuracy"}
+    metrics = set(summarise([ChunkResult(0, one_each, one_each, 1.0)]))
+    assert metrics == {"accuracy", "loss", "worst_class_accuracy", "evaluated_classes"}
 
 
 def test_the_last_five_evaluated_rounds_are_averaged():
