@@ -29,7 +29,7 @@ Params = PlainMapping
 
 
 def load_mlflow() -> tuple[type[Exception], ...]:
-    """Import MLflow (seconds), keep it from writing to the terminal, and name the errors of a store."""
+    """Import MLflow, which takes seconds, and stop it from writing to the terminal; returns the errors of a store."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import mlflow.exceptions
@@ -43,9 +43,10 @@ def load_mlflow() -> tuple[type[Exception], ...]:
 
 @dataclass(frozen=True)
 class Opening:
-    """What it takes to begin a run in a store, or to go on with the run `resume_run_id`.
+    """What is needed to begin a run in a store, or to go on with a run.
 
-    An empty one: whoever began the run died before its id was on record, so it is found by its name, if it is there.
+    address: of the store.  resume_run_id: the run to go on with; None: begin a new one; empty: the process that began
+    the run died before it recorded the id, so the run is searched by its name.
     """
 
     address: str
@@ -56,7 +57,7 @@ class Opening:
     resume_run_id: str | None
 
     def find_run(self) -> "tuple[MlflowClient, Run, bool]":
-        """(client, run, whether it is the one to resume)."""
+        """Find or make the run; returns (client, run, whether it is the run to resume)."""
         import mlflow
 
         client = mlflow.MlflowClient(tracking_uri=self.address)
@@ -116,16 +117,19 @@ def describe(client: "MlflowClient", run: "Run", params: Params, tags: dict[str,
     import yaml
     from mlflow.entities import Param, RunTag
 
-    known, run_id = run.data.params, run.info.run_id
+    known = run.data.params
+    run_id = run.info.run_id
     flat = flatten(params)
     tags |= {f"resumed_with.{key}": value for key, value in flat.items() if known.get(key, value) != value}
-    for part in parts([Param(key, value) for key, value in flat.items() if key not in known], OTHERS_PER_REQUEST):
-        client.log_batch(run_id, params=part)
-    for some in parts([RunTag(clean_name(k), short(str(v))) for k, v in tags.items()], OTHERS_PER_REQUEST):
-        client.log_batch(run_id, tags=some)
+    new = [Param(key, value) for key, value in flat.items() if key not in known]
+    for some_params in in_batches(new, OTHERS_PER_REQUEST):
+        client.log_batch(run_id, params=some_params)
+    all_tags = [RunTag(clean_name(k), short(str(v))) for k, v in tags.items()]
+    for some_tags in in_batches(all_tags, OTHERS_PER_REQUEST):
+        client.log_batch(run_id, tags=some_tags)
     client.log_text(run_id, yaml.safe_dump(dict(params), sort_keys=False, allow_unicode=True), "config.yaml")
 
 
-def parts(items: list[Item], size: int) -> Iterator[list[Item]]:
-    """`items`, at most `size` at a time."""
+def in_batches(items: list[Item], size: int) -> Iterator[list[Item]]:
+    """Split `items` into lists of at most `size`, in order."""
     return (items[i : i + size] for i in range(0, len(items), size))

@@ -1,4 +1,4 @@
-"""MLflow in a process of its own, which loads it, for seconds, while the driver loads everything else."""
+"""MLflow in a process of its own, which loads it, for some seconds, while the driver loads everything else."""
 
 import contextlib
 import subprocess
@@ -12,17 +12,17 @@ from typing import Any, Self
 from raysim.tracking.mlflow_run import load_mlflow
 from raysim.tracking.tracker import NullTracker, Status, Tracker
 
-END_S = 5.0  # for the process to end by itself
-_LEFT_OUT = ("numpy", "pandas", "pyarrow")  # MLflow does without, as in its skinny package, in half the time and memory
+END_S = 5.0  # seconds that the process has to end by itself
+_LEFT_OUT = ("numpy", "pandas", "pyarrow")  # without them, as in its skinny package, MLflow loads in half the time
 
 
-def start_tracker(process: "MlflowProcess | None", *arguments: Any) -> NullTracker:
-    """`Tracker.start(*arguments)`, in that process where there is one."""
+def start_tracker(process: "MlflowProcess | None", *arguments: Any) -> NullTracker:  # Any: those of `Tracker.start`
+    """Call `Tracker.start(*arguments)`, in the given process if there is one; returns the tracker."""
     return Tracker.start(*arguments) if process is None else _Remote(process, arguments)
 
 
 class MlflowProcess:
-    """The process, which begins to load MLflow at once, and the way to it; a context manager, which ends it.
+    """The process, which begins to load MLflow at once, and the connection to it; a context manager, which ends it.
 
     Signals that a terminal sends do not reach it; it ends with the driver.
     """
@@ -36,14 +36,14 @@ class MlflowProcess:
                 command, pass_fds=[theirs.fileno()], start_new_session=True, stdout=subprocess.DEVNULL
             )
 
-    def ask(self, *question: Any) -> Any:
-        """Its answer.  Raises EOFError or OSError where there is nobody to answer."""
+    def ask(self, *question: object) -> Any:  # the answer is a tuple of what `serve` sends
+        """Send a question and wait for the answer.  Raises EOFError or OSError if the process has ended."""
         self._asked = True
         self._pipe.send(question)
         return self._pipe.recv()
 
-    def tell(self, *question: Any) -> None:
-        """Leave it a last question."""
+    def tell(self, *question: object) -> None:
+        """Send a last question without waiting for the answer."""
         with contextlib.suppress(OSError):
             self._pipe.send(question)
 
@@ -54,7 +54,7 @@ class MlflowProcess:
         self.end()
 
     def end(self) -> None:
-        """Let it end, after what it was told last; at once if it was never asked: it may still be loading MLflow."""
+        """End the process after its last question; at once if it was never asked, as it may still be loading MLflow."""
         self._pipe.close()
         if not self._asked:
             self._process.kill()
@@ -66,10 +66,11 @@ class MlflowProcess:
 
 
 class _Remote(NullTracker):
-    """A tracker in that process; as there, no method raises after the start."""
+    """A tracker in that process; like a Tracker, no method raises after the start."""
 
     def __init__(self, process: MlflowProcess, arguments: tuple[Any, ...]) -> None:
-        self._process, self._lost = process, ""
+        self._process = process
+        self._lost = ""
         self._problems: list[str] = []
         self._directory = arguments[-1]
         try:
@@ -78,7 +79,7 @@ class _Remote(NullTracker):
             process.tell("finish", "KILLED", "interrupted")
             raise
 
-    def _ask(self, method: str, *arguments: Any) -> None:
+    def _ask(self, method: str, *arguments: object) -> None:
         if self._lost:
             return
         try:
@@ -91,7 +92,7 @@ class _Remote(NullTracker):
 
     @property
     def problems(self) -> list[str]:
-        """What the store does not have, and whether the process is gone."""
+        """What the store lacks, and whether the process has ended, in sentences."""
         return [*self._problems, self._lost] if self._lost else self._problems
 
     def log_round(self, round: int, metrics: Mapping[str, float]) -> None:
@@ -111,15 +112,15 @@ class _Remote(NullTracker):
         self._ask("log_model_state", path)
 
     def finish(self, status: Status, message: str = "") -> None:
-        """End the run truthfully."""
+        """End the run with the given status."""
         self._ask("finish", status, message)
 
 
 def serve(pipe: Connection) -> None:
-    """Load MLflow, then do what is asked for until nobody is left to ask."""
+    """Load MLflow, then answer questions until the other end of the connection is closed."""
     for name in _LEFT_OUT:
         sys.modules[name] = None  # type: ignore[assignment]
-    with contextlib.suppress(ImportError):  # it comes again, and is reported, where MLflow is needed
+    with contextlib.suppress(ImportError):  # it is raised again, and reported, where MLflow is needed
         load_mlflow()
         import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - loaded late by MLflow itself
     tracker = NullTracker()
@@ -128,7 +129,7 @@ def serve(pipe: Connection) -> None:
             method, *arguments = pipe.recv()
         except EOFError:
             return
-        if method == "start" and pipe.poll():  # the end, or a last question: nobody waits for a run to begin any more
+        if method == "start" and pipe.poll():  # closed, or a last question: nobody waits any more for a run to begin
             tracker = NullTracker()
             continue
         error = None

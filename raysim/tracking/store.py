@@ -1,4 +1,4 @@
-"""What tracking needs to know about a store without MLflow: addresses, the sqlite file, names, requests that wait."""
+"""The parts of tracking that need no MLflow: addresses of stores, the sqlite file, names, requests that wait."""
 
 import contextlib
 import functools
@@ -26,7 +26,7 @@ _PASSING = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_FULL", "S
 
 
 def check_uri(uri: str) -> str:
-    """The address of the MLflow store that `tracking.uri` stands for; imports and opens nothing.
+    """The address of the MLflow store that `tracking.uri` names; imports and opens nothing.
 
     "auto" is the environment's MLFLOW_TRACKING_URI, else mlflow.db in the working directory; "none" switches tracking
     off.  Relative sqlite paths become absolute.  Raises UserError for a folder, which MLflow no longer accepts as a
@@ -54,7 +54,7 @@ def check_uri(uri: str) -> str:
 
 
 class SqliteFile:
-    """The file behind a sqlite address: tells at once what MLflow would find out after 20 s or never.
+    """The file of a sqlite address: finds problems at once that MLflow would find after 20 s or never.
 
     MLflow waits 20 s for a lock, repeats a failing first connection for minutes, and goes on writing into a file that
     was deleted.  For the address of a server every check passes.
@@ -66,9 +66,9 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def alone(self, wait_s: float) -> Iterator[None]:
-        """Keep other runs out while the store is opened: two that make its tables at once make MLflow fail.
+        """A context that locks out other runs while the store is opened: MLflow fails if two make its tables at once.
 
-        The lock is on the folder, so that no file is left behind.  Raises TimeoutError after `wait_s`.
+        The lock is on the folder, so that no file remains.  Raises TimeoutError after `wait_s`.
         """
         if self.path is None or sys.platform == "win32":
             yield
@@ -93,7 +93,7 @@ class SqliteFile:
     def check(self, wait_s: float) -> None:
         """Raise OSError or sqlite3.Error unless the file is still the same and can be locked within `wait_s`.
 
-        A file that has never been there is made.
+        A file that did not exist at the start is made.
         """
         if self.path is None:
             return
@@ -107,9 +107,9 @@ class SqliteFile:
         self._lock(self.path, "rw", wait_s)
 
     def is_away(self, error: Exception) -> bool:
-        """Whether the store exists but is locked, read-only, full or out of reach: a run can do without it for now.
+        """Whether the store exists but is locked, read-only, full or out of reach, so that it may work again later.
 
-        Anything else, such as a file that is no database or a server that refuses the user, will not pass by itself.
+        Any other error, such as a file that is no database or a server that refuses the user, is permanent.
         """
         if isinstance(error, sqlite3.Error):
             name = getattr(error, "sqlite_errorname", "")
@@ -134,7 +134,11 @@ class SqliteFile:
 
 @dataclass
 class Write:
-    """One request to the store: what it carries, in the user's words; `send` may be repeated without harm."""
+    """One request to the store.
+
+    what: its content, for messages.  send: sends it; may be repeated without harm.  round: that of metrics.
+    error: why it was not sent, so far.
+    """
 
     what: str
     send: Callable[[], object]
@@ -143,22 +147,24 @@ class Write:
 
 
 class Outbox:
-    """Requests that have not reached the store, in order; bounded, and never in the way of the run.
+    """Requests that have not reached the store, in order; their number and the time that they take are limited.
 
-    Each failure is followed by a pause of ten times what it took.  errors: what a store may raise; an `error_code`
-    among `lost_codes` means that trying again is useless.
+    Each failure is followed by a pause of ten times its duration.  errors: what a store may raise.  lost_codes: values
+    of `error_code` with which trying again is useless.
     """
 
     limit = 1000
 
     def __init__(self, store: SqliteFile, errors: tuple[type[Exception], ...], lost_codes: frozenset[str]) -> None:
-        self._store, self._errors, self._lost_codes = store, errors, lost_codes
+        self._store = store
+        self._errors = errors
+        self._lost_codes = lost_codes
         self._waiting: list[Write] = []
         self._lost: list[Write] = []
         self._try_again_at = 0.0
 
     def add(self, write: Write) -> None:
-        """Queue a request; the oldest one is given up when too many wait."""
+        """Queue a request; the oldest one is dropped when too many wait."""
         if self._waiting:
             write.error = self._waiting[-1].error
         self._waiting.append(write)
@@ -166,19 +172,23 @@ class Outbox:
             self.lose(self._waiting.pop(0))
 
     def lose(self, write: Write) -> None:
-        """Remember what will never be logged, without its data."""
+        """Record a request that will never be sent, without its data."""
         self._lost.append(Write(write.what, lambda: None, write.round, write.error))
 
     def submit(self, write: Write) -> None:
-        """Queue a request and try what waits, unless the store failed a moment ago."""
+        """Queue a request, and send all that wait, unless the store has failed shortly before."""
         self.add(write)
         healthy = len(self._waiting) == 1
         if healthy or time.monotonic() >= self._try_again_at:
             self.flush(wait_s=1.0 if healthy else 0.05, budget_s=2.0, failures_allowed=2)
 
     def flush(self, wait_s: float, budget_s: float, failures_allowed: int) -> None:
-        """Send what waits, metrics first; stop after too many failures or `budget_s`."""
-        started, failures = time.monotonic(), 0
+        """Send the requests that wait, metrics first; stop after too many failures or `budget_s`.
+
+        wait_s: seconds to wait for a lock of the store.
+        """
+        started = time.monotonic()
+        failures = 0
         for write in sorted(self._waiting, key=lambda write: write.round is None):
             try:
                 self._store.check(wait_s)
@@ -196,7 +206,7 @@ class Outbox:
             self._try_again_at = time.monotonic() + 10 * (time.monotonic() - started)
 
     def missing(self) -> list[Write]:
-        """All that the store does not have."""
+        """All requests that have not reached the store."""
         return [*self._lost, *self._waiting]
 
 
@@ -229,7 +239,7 @@ def environment_tags() -> dict[str, str]:
 
 
 def without_password(uri: str) -> str:
-    """The address as it may be shown and stored."""
+    """The address without its password, which may be shown and stored."""
     return re.sub(r"(//[^/:@]*):[^/]*@", r"\1:***@", uri)
 
 

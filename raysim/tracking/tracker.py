@@ -1,7 +1,7 @@
 """MLflow tracking: one run, written by the driver alone, in one batch call per round.
 
-The store may be locked, full or gone without hurting a run: what could not be written waits and is tried again, at a
-cost of about a tenth of the run's time, and what is still missing at the end is named in `problems`.
+A store that is locked, full or lost does not stop a run: what could not be written waits and is tried again, at a cost
+of about a tenth of the run's time, and what is still missing at the end is named in `problems`.
 """
 
 import functools
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from raysim.core.errors import UserError
-from raysim.tracking.mlflow_run import Opening, Params, describe, load_mlflow, parts
+from raysim.tracking.mlflow_run import Opening, Params, describe, in_batches, load_mlflow
 from raysim.tracking.store import (
     Outbox,
     SqliteFile,
@@ -34,37 +34,41 @@ if TYPE_CHECKING:
 __all__ = ["NullTracker", "Tracker", "check_uri"]
 
 METRICS_PER_REQUEST = 1000  # MLflow's own limit
-OPENING_WAIT_S = 60.0  # for another run that makes the same sqlite file
-START_WAIT_S, LATER_WAIT_S, FINISH_WAIT_S, FINISH_BUDGET_S = 10.0, 1.0, 5.0, 15.0  # for another writer of it
+OPENING_WAIT_S = 60.0  # seconds to wait for another run that makes the same sqlite file
+START_WAIT_S = 10.0  # seconds to wait for another writer of it, when the run starts,
+LATER_WAIT_S = 1.0  # during the run,
+FINISH_WAIT_S = 5.0  # and at its end
+FINISH_BUDGET_S = 15.0  # seconds for all requests that still wait at the end
 LOST_CODES = frozenset({"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "INVALID_STATE"})
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 class NullTracker:
-    """Tracking switched off (`tracking.uri: none`): takes everything and keeps nothing."""
+    """Tracking switched off (`tracking.uri: none`): has the methods of Tracker, which do nothing."""
 
-    run_id, uri = "", "none"
+    run_id = ""
+    uri = "none"
 
     @property
     def problems(self) -> list[str]:
-        """What could not be logged."""
+        """What could not be logged, in sentences: here nothing."""
         return []
 
     def log_round(self, round: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of one round."""
+        """Ignore the metrics of one round."""
 
     def log_artifact(self, path: Path, folder: str | None = None) -> None:
-        """Take a file or a folder."""
+        """Ignore a file or a folder."""
 
     def log_figure(self, path: Path) -> None:
-        """Take a figure."""
+        """Ignore a figure."""
 
     def log_model_state(self, path: Path) -> None:
-        """Take the safetensors file of a model."""
+        """Ignore the safetensors file of a model."""
 
     def finish(self, status: Status, message: str = "") -> None:
-        """Take the outcome."""
+        """Ignore the end of the run."""
 
 
 class Tracker(NullTracker):
@@ -75,10 +79,13 @@ class Tracker(NullTracker):
     """
 
     def __init__(self, opening: Opening, directory: Path, errors: tuple[type[Exception], ...]) -> None:
-        self._opening, self._directory, self._errors = opening, directory, errors
+        self._opening = opening
+        self._directory = directory
+        self._errors = errors
         self._store = SqliteFile(opening.address)
         self._outbox = Outbox(self._store, errors, LOST_CODES)
-        self.run_id, self.uri = opening.resume_run_id or "", without_password(opening.address)
+        self.run_id = opening.resume_run_id or ""
+        self.uri = without_password(opening.address)
         self._found: tuple[MlflowClient, Run, bool] | None = None
         self._opened: MlflowClient | None = None
         self._away = ""
@@ -132,8 +139,10 @@ class Tracker(NullTracker):
             with self._store.alone(alone_s), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # making a store warns about MLflow's own tables
                 self._found = self._opening.find_run()
-            wanted, (_, run, resumed) = self._opening.resume_run_id, self._found
-            self.run_id, self._logged_steps = run.info.run_id, {} if resumed else None
+            wanted = self._opening.resume_run_id
+            _, run, resumed = self._found
+            self.run_id = run.info.run_id
+            self._logged_steps = {} if resumed else None
             if wanted and not resumed:
                 self._outbox.lose(Write("the rounds before the resume", lambda: None, error=f"run {wanted} is gone"))
         client, run, _ = self._found
@@ -149,7 +158,7 @@ class Tracker(NullTracker):
 
     @property
     def problems(self) -> list[str]:
-        """What the store does not have, in sentences; empty if all is there."""
+        """What the store lacks, in sentences; empty if it has everything."""
         missing = self._outbox.missing()
         if self._opened is None:
             error = next((write.error for write in reversed(missing) if write.error), self._away)
@@ -182,11 +191,11 @@ class Tracker(NullTracker):
             counts = ", ".join(f"{key} ({times})" for key, times in sorted(self._non_finite.items()))
             tags = [RunTag("non_finite_metrics", short(f"{self._non_finite.total()} not stored: {counts}"))]
         rows = [Metric(clean_name(key), value, now_ms, round) for key, value in finite.items()]
-        for part in list(parts(rows, METRICS_PER_REQUEST)) or [[]]:
-            self._outbox.submit(Write("metrics", functools.partial(self._send_rows, part, tags), round))
+        for some in list(in_batches(rows, METRICS_PER_REQUEST)) or [[]]:
+            self._outbox.submit(Write("metrics", functools.partial(self._send_rows, some, tags), round))
 
     def _send_rows(self, rows: "list[Metric]", tags: "list[RunTag]") -> None:
-        """One request.  The rows of a request are stored together or not at all, so one of them tells for all."""
+        """Send one request unless the store has it: it is stored whole or not at all, so its first row tells."""
         client = self._client
         if rows and self._logged_steps is not None:
             key = rows[0].key
@@ -216,7 +225,7 @@ class Tracker(NullTracker):
         self.log_artifact(path, "model")
 
     def finish(self, status: Status, message: str = "") -> None:
-        """Write what still waits and end the run truthfully; only the first call counts."""
+        """Send the requests that still wait, and end the run with the given status; only the first call counts."""
         if self._finished:
             return
         self._finished = True

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live bar on a terminal, plain lines in a log, and the summary at the end."""
+"""How a run is shown to a person: a live bar on a terminal, plain lines in a log, and the summary at the end."""
 
 import math
 import os
@@ -28,7 +28,7 @@ class Display:
     """
 
     def __init__(self, stream: TextIO | None = None, live: bool | None = None) -> None:
-        self._stream: TextIO = _Lasting(stream or sys.stdout)  # type: ignore[assignment]
+        self._stream: TextIO = _ClosableStream(stream or sys.stdout)  # type: ignore[assignment]
         capable = self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         self._live = capable if live is None else live
         self._progress: Progress | None = None
@@ -44,7 +44,7 @@ class Display:
         self.close()
 
     def line(self, text: str) -> None:
-        """Print a line that stays, at once."""
+        """Print a line at once; the bar stays below it."""
         text = _encodable(text, self._stream)
         if self._progress is not None:
             self._progress.console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
@@ -52,27 +52,31 @@ class Display:
             print(text, file=self._stream, flush=True)
 
     def phase(self, name: str) -> None:
-        """Begin a phase: its name heads the bar, or the lines, from now on."""
+        """Begin a phase, whose name begins the bar, or the lines, from now on."""
         self.close()
-        self._phase, self._began_s, self._shown_s, self._done_before = name, time.monotonic(), -math.inf, -1
+        self._phase = name
+        self._began_s = time.monotonic()
+        self._shown_s = -math.inf
+        self._done_before = -1
 
     def advance(self, done: int, total: int, unit: str = "") -> None:
-        """Show that `done` of `total` are done; the time left, and the units a second, follow from the pace so far."""
+        """Show that `done` of `total` are done, with the time left and the units per second at the pace so far."""
         now_s = time.monotonic()
         if self._done_before < 0:
-            self._done_before, self._began_s = done, now_s
+            self._done_before = done
+            self._began_s = now_s
         pace = (now_s - self._began_s) / max(1, done - self._done_before)
         eta_s = pace * (total - done) if done > self._done_before else None
         rate = f"{1 / pace:,.0f} {unit} a second" if unit and eta_s is not None and pace > 0 else ""
         self._show(done, total, rate, eta_s)
 
     def round(self, round: int, rounds: int, metrics: Mapping[str, float], eta_s: float | None) -> None:
-        """Show a finished round with its metrics, for instance {"accuracy": 0.95, "loss": 0.1}."""
+        """Show a finished round with its metrics, for instance {"accuracy": 0.95, "loss": 0.1}.  eta_s: time left."""
         shown = ", ".join(f"{name} {_number(value)}" for name, value in metrics.items())
         self._show(round, rounds, shown, eta_s)
 
     def summary(self, summary: PlainMapping) -> None:
-        """Print what came out of the run, from the content of summary.json; keys that are missing are left out."""
+        """Print the results of the run, given the content of summary.json; keys that are missing are left out."""
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
@@ -91,8 +95,8 @@ class Display:
         with console.capture() as captured:
             console.print(table)
         self._stream.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
-        # whole lines, never folded: they are there to be copied
-        for label, value in _places(summary):
+        # Whole lines, never folded, so that they can be copied.
+        for label, value in _locations(summary):
             console.print(Text.assemble((f"{label:<10}", "cyan"), _encodable(value, self._stream)), soft_wrap=True)
         self._stream.flush()
 
@@ -121,11 +125,12 @@ class Display:
         self._progress.update(self._task, completed=done, total=total, note=_encodable(text, self._stream))
 
 
-class _Lasting:
-    """A stream that outlives its reader: a terminal that was closed, or a pipe, takes nothing more and costs no run."""
+class _ClosableStream:
+    """A stream whose reader may disappear: what is written to a closed terminal or pipe is dropped without an error."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._open = stream, True
+        self._stream = stream
+        self._open = True
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
@@ -151,7 +156,7 @@ class _Lasting:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the words of a clock: 4.2 s, 3 min 20 s, 2 h 05 min."""
+    """A number of seconds as text: 4.2 s, 3 min 20 s, 2 h 05 min."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -229,7 +234,8 @@ def _skew(summary: PlainMapping, blocks: bool) -> str:
 
 
 def _images(summary: PlainMapping) -> str:
-    made, full = summary.get("n_synthetic"), summary.get("n_synthetic_full_balance")
+    made = summary.get("n_synthetic")
+    full = summary.get("n_synthetic_full_balance")
     if made is None:
         return ""
     text = f"{made:,} synthetic" if made else "none made"
@@ -258,11 +264,11 @@ def _workers(summary: PlainMapping) -> str:
     idle = sorted(float(worker["idle_frac"]) for worker in summary.get("workers") or [])
     if not idle:
         return ""
-    least, most = (f"{share:.0%}" for share in (idle[0], idle[-1]))
+    least, most = (f"{fraction:.0%}" for fraction in (idle[0], idle[-1]))
     return f"{len(idle)}, idle for {least if least == most else f'{least} to {most}'} of the time of the rounds"
 
 
-def _places(summary: PlainMapping) -> list[tuple[str, str]]:
+def _locations(summary: PlainMapping) -> list[tuple[str, str]]:
     rows = [("Files", _near(summary["run_directory"]))] if summary.get("run_directory") else []
     uri = summary.get("mlflow_uri") or "none"
     if uri.startswith("http"):

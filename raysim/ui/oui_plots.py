@@ -1,4 +1,4 @@
-"""Figures of a run whose rule weighs clients by OUI: its spread and fit, its course by client, the weight it buys."""
+"""Figures of a run whose weights depend on OUI: the OUIs with the fit, OUI by client and round, weight against OUI."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +17,9 @@ _NOISY, _RARE, _OTHER = "C3", "C1", "C0"
 
 
 def oui_figures(clients: "pd.DataFrame", metrics: "pd.DataFrame", folder: Path) -> list[Path]:
-    """The three figures as PNG files in `folder`; none for a run that measured no OUI.
+    """Draw the three figures as PNG files in `folder`; none for a run that measured no OUI.  Returns their paths.
 
-    clients: one row per participant and round, metrics: one row a round, as a run writes them.
+    clients: one row per participant and round.  metrics: one row per round.  Both as a run writes them.
     """
     if "oui" not in clients.columns or not clients["oui"].notna().any():
         return []
@@ -31,7 +31,7 @@ def oui_figures(clients: "pd.DataFrame", metrics: "pd.DataFrame", folder: Path) 
 
 
 def oui_fit(clients: "pd.DataFrame", metrics: "pd.DataFrame", path: Path) -> Path:
-    """The OUIs of the last round as a histogram with the fitted Beta density, and the score that each of them got.
+    """Draw the OUIs of the last round as a histogram with the fitted Beta density, and the score of each.
 
     Without a Beta fit in that round (ranks, a single client) the density is left out.  Returns `path`.
     """
@@ -55,8 +55,8 @@ def oui_fit(clients: "pd.DataFrame", metrics: "pd.DataFrame", path: Path) -> Pat
     above.legend()
     if "score" in rows:
         for colour, label, chosen in _groups(rows):
-            part = rows[chosen]
-            below.plot(part["oui"], part["score"], "o", color=colour, label=label)
+            group = rows[chosen]
+            below.plot(group["oui"], group["score"], "o", color=colour, label=label)
         below.legend()
         if len(rows) <= CLIENTS_NAMED:
             for client, o, s in zip(rows["client"], o_K, rows["score"], strict=True):
@@ -66,7 +66,7 @@ def oui_fit(clients: "pd.DataFrame", metrics: "pd.DataFrame", path: Path) -> Pat
 
 
 def oui_by_client(clients: "pd.DataFrame", path: Path) -> Path:
-    """OUI over rounds, one line a client; noisy and rare clients in colours of their own.  Returns `path`."""
+    """Draw OUI over rounds, one line per client; noisy and rare clients have colours of their own.  Returns `path`."""
     figure, axes = blank_figure(8, 4.5)
     named: set[str] = set()
     look = {client: (c, name) for c, name, chosen in _groups(clients) for client in clients["client"][chosen]}
@@ -90,7 +90,10 @@ def oui_by_client(clients: "pd.DataFrame", path: Path) -> Path:
 
 
 def oui_weight(clients: "pd.DataFrame", path: Path) -> Path:
-    """Weight against OUI of every participant in every round; size of a dot: its number of real samples."""
+    """Draw the weight against the OUI of every participant in every round; a dot's area: its number of real samples.
+
+    Returns `path`.
+    """
     figure, axes = blank_figure(7, 4.5)
     largest = max(1.0, float(clients["n_real"].max()))
     for colour, label, chosen in _groups(clients):

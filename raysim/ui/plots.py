@@ -19,7 +19,7 @@ TICKS = 25
 
 
 def accuracy_curve(metrics: "pd.DataFrame", path: Path, column: str = "accuracy") -> Path:
-    """Test accuracy by round, with the best and the final one marked.
+    """Draw test accuracy by round, with the best and the final one marked.
 
     metrics: columns `round` and `column` (a fraction; NaN where a round was not evaluated).  Returns `path`.
     Raises ValueError if a column is missing.
@@ -30,7 +30,8 @@ def accuracy_curve(metrics: "pd.DataFrame", path: Path, column: str = "accuracy"
     if missing:
         raise ValueError(f"metrics lack {sorted(missing)}; they have {list(metrics.columns)}")
     measured = metrics[["round", column]].dropna()
-    rounds, accuracy = measured["round"].to_numpy(), measured[column].to_numpy() * 100
+    rounds = measured["round"].to_numpy()
+    accuracy = measured[column].to_numpy() * 100
     figure, axes = blank_figure(7, 4)
     axes.plot(rounds, accuracy, marker="o" if len(rounds) <= 40 else "", markersize=3, color="C0")
     if len(rounds):
@@ -46,9 +47,9 @@ def accuracy_curve(metrics: "pd.DataFrame", path: Path, column: str = "accuracy"
 
 
 def accuracy_curves(curves: "dict[str, dict[str, list[pd.DataFrame]]]", path: Path) -> Path:
-    """Test accuracy by round: for each label the mean of its runs and, as a band, the lowest and highest of them.
+    """Draw test accuracy by round: for each label the mean of its runs and, as a band, the lowest and highest of them.
 
-    curves: by panel and label, a frame a run with columns `round` and `accuracy`.  Returns `path`.
+    curves: by panel and label, one frame per run with columns `round` and `accuracy`.  Returns `path`.
     """
     import pandas as pd
     from matplotlib.ticker import MaxNLocator
@@ -57,9 +58,10 @@ def accuracy_curves(curves: "dict[str, dict[str, list[pd.DataFrame]]]", path: Pa
     for axes, (panel, by_label) in zip(panels, curves.items(), strict=True):
         for label, runs in by_label.items():
             of_round = pd.concat(runs).groupby("round")["accuracy"]
-            rounds, mean = of_round.mean().index.to_numpy(), of_round.mean().to_numpy() * 100
-            (line,) = axes.plot(rounds, mean, label=label, linewidth=1.5)
-            low, high = of_round.min().to_numpy() * 100, of_round.max().to_numpy() * 100
+            rounds = of_round.mean().index.to_numpy()
+            (line,) = axes.plot(rounds, of_round.mean().to_numpy() * 100, label=label, linewidth=1.5)
+            low = of_round.min().to_numpy() * 100
+            high = of_round.max().to_numpy() * 100
             axes.fill_between(rounds, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
         axes.set(title=panel or "Accuracy on the test split", xlabel="round", ylabel="accuracy (%)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -73,16 +75,17 @@ def accuracy_curves(curves: "dict[str, dict[str, list[pd.DataFrame]]]", path: Pa
 def client_counts(
     real_KC: IntArray, synthetic_KC: IntArray, class_names: Sequence[str], path: Path, policy: str = ""
 ) -> Path:
-    """Samples per client and class as two heat maps on one colour scale: real ones, and real plus synthetic ones.
+    """Draw samples per client and class as two heat maps on one colour scale: real ones, and real plus synthetic ones.
 
-    Empty cells stay white; the scale is the square root, so that small counts show.  policy: whose images they are.
-    Returns `path`.
+    real_KC, synthetic_KC: K x C.  Empty cells stay white; the scale is the square root, so that small counts are
+    visible.  policy: the name of the policy that placed the images, for the title.  Returns `path`.
     """
     from matplotlib.colors import PowerNorm
 
     K, C = real_KC.shape
     figure, (left, right) = blank_figures(1, 2, min(20.0, 4 + 0.5 * C), min(16.0, 2.2 + 0.32 * K))
-    both_KC, by = real_KC + synthetic_KC, f" of {policy}" if policy else ""
+    both_KC = real_KC + synthetic_KC
+    by = f" of {policy}" if policy else ""
     norm = PowerNorm(0.5, vmin=0, vmax=max(1, int(both_KC.max(initial=1))))
     for axes, counts_KC, title in (
         (left, real_KC, f"Real samples: {int(real_KC.sum()):,}"),
@@ -100,7 +103,7 @@ def client_counts(
 def image_grid(
     images: ByteArray, labels: IntArray, class_names: Sequence[str], path: Path, per_class: int = 10
 ) -> Path:
-    """The first `per_class` images of each class, one class a row; more than 25 classes stand in blocks.
+    """Draw the first `per_class` images of each class, one row per class; more than 25 classes are put in blocks.
 
     images: uint8 B x channels x height x width, 1 or 3 channels.  labels: B.  Returns `path`.
     Raises ValueError for another number of channels.
@@ -126,7 +129,9 @@ def comparison_grid(
     real: tuple[ByteArray, IntArray], synthetic: tuple[ByteArray, IntArray], class_names: Sequence[str], path: Path,
     per_class: int = 8,
 ) -> Path:
-    """Real images on the left, synthetic ones on the right, one class a row; the first 25 classes.  Returns `path`.
+    """Draw real images on the left and synthetic ones on the right, one row per class; the first 25 classes.
+
+    Returns `path`.
 
     real, synthetic: images (uint8 B x channels x height x width, 1 or 3 channels) and their labels B.
     """
@@ -149,21 +154,23 @@ def _gap(images: ByteArray) -> int:
 
 
 def _mosaic(images: ByteArray, labels: IntArray, block: range, rows: int, per_class: int) -> ByteArray:
-    """Rows of images, one class a row, on white: uint8 height x width x 3."""
-    gap, (height, width) = _gap(images), images.shape[2:]
+    """Rows of images, one row per class, on white: uint8 height x width x 3."""
+    gap = _gap(images)
+    height, width = images.shape[2:]
     mosaic = np.full((rows * (height + gap) + gap, per_class * (width + gap) + gap, 3), 255, dtype=np.uint8)
     for row, c in enumerate(block):
         for i, image in enumerate(images[labels == c][:per_class]):
-            top, left = gap + row * (height + gap), gap + i * (width + gap)
+            top = gap + row * (height + gap)
+            left = gap + i * (width + gap)
             mosaic[top : top + height, left : left + width] = image.transpose(1, 2, 0)  # grey spreads over RGB
     return mosaic
 
 
 def lorenz(curves: dict[str, tuple[FloatArray, FloatArray, float]], path: Path) -> Path:
-    """Lorenz curves of what each client adds to the label imbalance: how few clients hold most of it.
+    """Draw Lorenz curves of what each client adds to the label imbalance: how few clients cause most of it.
 
     curves: by name, the curve (`raysim.allocation.imbalance.lorenz_curve`) as fractions of clients and of the total,
-    both from 0 to 1, and the part that the top 20 % of clients hold, for the legend.  Returns `path`.
+    both from 0 to 1, and the fraction that the top 20 % of clients cause, for the legend.  Returns `path`.
     """
     figure, axes = blank_figure(5.5, 5)
     axes.plot([0, 100], [0, 100], color="0.7", linestyle="--", label="every client alike")
@@ -177,7 +184,7 @@ def lorenz(curves: dict[str, tuple[FloatArray, FloatArray, float]], path: Path) 
 
 
 def budget_curve(images_x: FloatArray, removed_y: FloatArray, betas: FloatArray, path: Path) -> Path:
-    """Imbalance removed against images made, one point for each beta.
+    """Draw the imbalance removed against the images made, one point for each beta.
 
     images_x: synthetic images; removed_y: fraction of the imbalance score removed; both ordered like `betas`.
     Returns `path`.
@@ -198,7 +205,7 @@ def budget_curve(images_x: FloatArray, removed_y: FloatArray, betas: FloatArray,
 
 
 def blank_figures(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, Sequence[Axes]]":
-    """A figure of `width` x `height` inches on the Agg canvas, and its axes, row by row."""
+    """Make a figure of `width` x `height` inches on the Agg canvas; returns it and its axes, row by row."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -208,7 +215,7 @@ def blank_figures(rows: int, columns: int, width: float, height: float) -> "tupl
 
 
 def blank_figure(width: float, height: float) -> "tuple[Figure, Axes]":
-    """As `blank_figures`, with one pair of axes."""
+    """Make a figure of `width` x `height` inches with one pair of axes; returns both."""
     figure, axes = blank_figures(1, 1, width, height)
     return figure, axes[0]
 
@@ -222,7 +229,7 @@ def save(figure: "Figure", path: Path) -> Path:
 
 
 def _name_ticks(axes: "Axes", class_names: list[str], clients: int) -> None:
-    """At most TICKS names on each axis; long class names stand upright."""
+    """Write at most TICKS names on each axis; long class names are turned by 90 degrees."""
     for axis, names in ((axes.xaxis, class_names), (axes.yaxis, [str(k) for k in range(clients)])):
         step = -(-len(names) // TICKS)
         axis.set_ticks(range(0, len(names), step), names[::step])
