@@ -1,4 +1,4 @@
-"""The caches of images as a person sees them: `raysim cache list` and `raysim cache clear`."""
+"""The commands `raysim cache list` and `raysim cache clear`, for both caches of images."""
 
 from pathlib import Path
 
@@ -8,12 +8,13 @@ from raysim.generation import image_cache
 
 
 def show(folder: str | None) -> list[str]:
-    """One line a generator and seed, and one a decoded data set, with images and size, and a line with the totals.
+    """List the cache: a line per generator and seed and per decoded data set, with images and size, and the totals.
 
-    folder: of the cache; None for the default of `output.cache`.
+    folder: the folder of the cache; None for the default of `output.cache`.
     """
     root = _root(folder)
-    made, decoded = image_cache.entries(root), decoded_cache.entries(root)
+    made = image_cache.entries(root)
+    decoded = decoded_cache.entries(root)
     if not made and not decoded:
         return [f"{root}: no cached images"]
     lines = [f"{'generator':<32}  {'seed':>10}  {'images':>11}  {'size':>12}"]
@@ -33,7 +34,7 @@ def _line(name: str, seed: str, images: int, size_bytes: int, remark: str) -> st
 
 
 def clear(folder: str | None) -> str:
-    """Delete every cached image; says how much that freed.  Raises UserError where it may not be deleted."""
+    """Delete every cached image; returns a message with the bytes freed.  Raises UserError if that is impossible."""
     root = _root(folder)
     try:
         return f"{root}: {_size(image_cache.clear(root) + decoded_cache.clear(root))} freed"

@@ -23,13 +23,16 @@ FULL_DISK = 0.95  # Ray takes no more objects on a disk that is fuller
 
 @dataclass
 class Report:
-    """rows: what there is, (label, text).  wrong: what would stop or hinder a run."""
+    """The report of `raysim doctor`.
+
+    rows: what was found, as (label, text).  wrong: messages about what would stop or slow down a run.
+    """
 
     rows: list[tuple[str, str]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """The report as text."""
+        """The report as lines of text."""
         rows = [*self.rows, *(("Wrong", text) for text in self.wrong or ["nothing"])]
         before = ["", *(label for label, _ in rows)]
         pairs = zip(before, rows, strict=False)
@@ -37,14 +40,15 @@ class Report:
 
 
 def examine(source: str | Path | None = None, overrides: Iterable[str] = ()) -> Report:
-    """Look at the machine or the cluster, and at a configuration if one is given; nothing is trained.
+    """Examine the machine or the cluster, and a configuration if one is given; nothing is trained.
 
-    overrides: dotted keys; without a configuration, those of `resources` and `tracking`.  What is wrong is reported,
-    not raised.
+    source: a configuration file.  overrides: dotted keys; without a configuration, those of `resources` and `tracking`.
+    Problems are reported, not raised.
     """
     report = Report()
     config = _configuration(report, source, overrides)
-    resources, uri = (config.resources, config.tracking.uri) if config else (Resources(), "auto")
+    resources = config.resources if config else Resources()
+    uri = config.tracking.uri if config else "auto"
     try:
         inventory = take_inventory(resources)
     except UserError as error:
@@ -122,7 +126,7 @@ def _workers(report: Report, inventory: Inventory, resources: Resources) -> None
 
 
 def _store(report: Report, uri: str) -> None:
-    """The MLflow store: where it is, whether it can be written or answers."""
+    """Report where the MLflow store is, and whether it can be written to or answers."""
     try:
         address = check_uri(uri)
     except UserError as error:
@@ -143,14 +147,15 @@ def _store(report: Report, uri: str) -> None:
 
 
 def _fit(report: Report, config: Config, name: str) -> None:
-    """Whether the data can be read and every plug-in takes it: what a run would refuse before Ray starts."""
+    """Report whether the data can be read and all plug-ins accept it, which a run would check before Ray starts."""
     try:
         prepared = prepare(config)
         build_components(config, prepared)
     except UserError as error:
         report.wrong.append(str(error))
         return
-    images, quota = len(prepared.dataset.train_labels_N), int(prepared.quota_KC.sum())
+    images = len(prepared.dataset.train_labels_N)
+    quota = int(prepared.quota_KC.sum())
     size = prepared.dataset.train_images.nbytes + prepared.dataset.test_images.nbytes
     report.rows.append((
         "Config",

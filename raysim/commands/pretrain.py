@@ -1,10 +1,9 @@
-"""`raysim pretrain`: from a configuration to a data set and a trained generator, its progress and its quality."""
+"""`raysim pretrain`: trains a generator by a configuration, shows its progress, and measures its quality."""
 
 import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,18 +21,20 @@ from raysim.generation.pretrain import is_finished
 from raysim.generation.pretrain import pretrain as train
 from raysim.generation.pretrain_config import PretrainConfig
 from raysim.generation.weights_folder import CARD, add_to_card, read_json
-from raysim.tracking.tracker import NullTracker, Tracker
+from raysim.tracking.tracker import NullTracker, Status, Tracker
 from raysim.ui import plots
 from raysim.ui.display import Display
 
-QUALITY, RUN, GRID = "quality.json", "run.json", "real_and_synthetic.png"
-PREVIEW_IMAGES = 80  # at least one a class
+QUALITY = "quality.json"
+RUN = "run.json"
+GRID = "real_and_synthetic.png"
+PREVIEW_IMAGES = 80  # images of a preview, at least one of each class
 
 
 def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
     """Train the generator of a configuration and measure its quality; returns the folder with its weights.
 
-    SIGINT, SIGTERM and SIGHUP end the training after the step at hand, saved, with Interrupted.
+    SIGINT, SIGTERM and SIGHUP end the training after the current step; it is saved, and Interrupted is raised.
     """
     with Display() as display, Signals() as signals:
         display.line(f"raysim: reading {source}")
@@ -53,7 +54,8 @@ def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
         if done and (not config.sampling.images or (folder / QUALITY).is_file()):
             display.line(f"{folder} is finished; nothing to do")
             return folder
-        tracker, status = _tracker(config, folder), "FAILED"
+        tracker = _tracker(config, folder)
+        status: Status = "FAILED"
         try:
             _train(config, dataset, display, tracker, signals)
             if is_finished(folder, config) and config.sampling.images:
@@ -63,17 +65,18 @@ def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
             status = "KILLED"
             raise
         finally:
-            tracker.finish(status)  # type: ignore[arg-type]
+            tracker.finish(status)
             for problem in tracker.problems:
                 display.line(f"warning: {problem}")
         return folder
 
 
-def unread_keys(config: PretrainConfig, plain: dict[str, Any]) -> list[str]:
-    """The keys of `plain`, as the user wrote them, that this training leaves without effect, one line each."""
+def unread_keys(config: PretrainConfig, plain: PlainDict) -> list[str]:
+    """The keys of `plain`, as the user wrote them, that have no effect on this training, one line each."""
     resolved = config.model_dump(mode="json")
     set_by_user = chosen(walk(PretrainConfig.model_fields, resolved), frozenset(dotted(plain)))
-    found, guidance = without_effect(set_by_user.values()), config.sampling.guidance
+    found = without_effect(set_by_user.values())
+    guidance = config.sampling.guidance
     if "sampling.guidance" in set_by_user and _guidance(config) != guidance:
         told = f"sampling.guidance = {guidance:g} has no effect: without a null class (label_dropout = 0) it is 1"
         found.setdefault("sampling.guidance", told)
@@ -94,7 +97,8 @@ def _guidance(config: PretrainConfig) -> float:
 
 def _tracker(config: PretrainConfig, folder: Path) -> NullTracker:
     """The MLflow run of this folder, the same one when a training is resumed."""
-    path, tracking = folder / RUN, config.tracking
+    path = folder / RUN
+    tracking = config.tracking
     before = read_json(path, "output").get("mlflow_run_id") if path.is_file() else None
     tracker = Tracker.start(
         tracking.uri, tracking.experiment, folder.name, config.model_dump(mode="json"), {"kind": "pretrain"},
@@ -121,7 +125,7 @@ def _train(config: PretrainConfig, dataset: Dataset, display: Display, tracker: 
         tracker.log_figure(plots.image_grid(images, labels_M, dataset.class_names, path, per_class))
 
     can_show = dataset.channels in (1, 3)
-    signals.ending = True  # only noted from here on, so that no step is left half done
+    signals.ending = True  # signals are only noted from here on, so that every step is completed
     train(config, dataset, show, preview if can_show else None, should_stop=lambda: bool(signals.names))
     signals.ending = False
     if signals.names:
@@ -130,7 +134,7 @@ def _train(config: PretrainConfig, dataset: Dataset, display: Display, tracker: 
 
 
 def _sample(config: PretrainConfig, dataset: Dataset, weights: Path, count: int) -> tuple[ByteArray, IntArray]:
-    """`count` images, classes in turn, from streams that no federated run uses."""
+    """Make `count` images, with classes in turn, from random streams that no federated run uses."""
     from raysim.generation.ddpm import ddpm
     from raysim.generation.pretrain_trainer import device_of
 
@@ -145,10 +149,11 @@ def _sample(config: PretrainConfig, dataset: Dataset, weights: Path, count: int)
 
 
 def _measure(config: PretrainConfig, dataset: Dataset, display: Display, tracker: NullTracker) -> None:
-    """Quality of the finished weights: printed, in quality.json, in the model card, as a figure, and in MLflow."""
+    """Measure the finished weights; print the quality, and write it to quality.json, model card, figure and MLflow."""
     from raysim.generation.quality import measure, table
 
-    folder, options = Path(config.output).expanduser(), config.sampling
+    folder = Path(config.output).expanduser()
+    options = config.sampling
     display.line(f"quality: {options.images:,} images with {options.sampler}, {options.steps} steps ...")
     images, labels_M = _sample(config, dataset, folder, options.images)
     used = {"sampler": options.sampler, "steps": options.steps, "guidance": _guidance(config)}
@@ -172,14 +177,15 @@ def _measure(config: PretrainConfig, dataset: Dataset, display: Display, tracker
 
 
 def load(section: PlainDict, notes: list[str] | None = None) -> Dataset:
-    """The data set of a pretraining; with `public_frac`, its training images are those that no client owns.
+    """Load the data set of a pretraining; with `public_frac`, its training images are those that no client owns.
 
-    notes: gets what the data set has to say.
+    section: the section `data`.  notes: messages of the data set are appended to it.  Raises ConfigError or UserError.
     """
     from raysim.data.reader import Reader, read_dataset
     from raysim.data.splits import hold_out
 
-    name, fraction = str(section.get("name")), section.get("public_frac", 0.0)
+    name = str(section.get("name"))
+    fraction = section.get("public_frac", 0.0)
     problem = check_name("data", name)
     if problem:
         raise ConfigError([f"data.name: {problem}"])

@@ -1,4 +1,4 @@
-"""What a run or a sweep showed, from the files it left: its summary, or means, paired differences and curves."""
+"""`raysim report`: the results of a run or a sweep from its files: a summary, or means, paired differences, curves."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ _AXIS = "axis."
 
 
 def report(path: str | Path, against: str | None = None) -> list[Path]:
-    """Print what is in the folder of a run or a sweep; returns the figures that belong to it.
+    """Print the results in the folder of a run or a sweep; returns its figures.
 
     against: the label of a sweep that the others are compared with, seed by seed; the first one of the first axis by
     default.  A sweep's differences and curves are also written to its folder.
@@ -45,7 +45,7 @@ def report(path: str | Path, against: str | None = None) -> list[Path]:
 
 
 def _why_not(folder: Path) -> str:
-    """How a run ended, if it did."""
+    """The text, for a message, of how a run ended; empty if that is not known."""
     with contextlib.suppress(OSError, ValueError):
         status = RunDirectory(folder).read_json("status.json")
         return f" ({status['status']}{': ' if status['message'] else ''}{status['message']})"
@@ -54,7 +54,7 @@ def _why_not(folder: Path) -> str:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Errors from a file that is damaged, or was changed by hand, as UserError."""
+    """A context in which errors from a file that is damaged, or was changed by hand, become a UserError."""
     try:
         yield
     except (ValueError, KeyError, TypeError) as error:
@@ -108,21 +108,22 @@ def _reference(runs: "pd.DataFrame", against: str | None) -> tuple[str | None, s
 
 
 def paired_differences(runs: "pd.DataFrame", axis: str, label: str) -> "pd.DataFrame":
-    """Differences of each group from the runs of `label` on `axis` that share its seed and its place on other axes.
+    """Differences of each group from the runs of `label` on `axis` with the same seed and values of the other axes.
 
-    runs: finished ones, as in runs.csv.  Returns a row a group: n pairs, and for each metric the mean difference, its
-    standard deviation over pairs (n - 1 in the denominator) and in how many pairs it is above 0.
+    runs: finished ones, as in runs.csv.  Returns one row per group: n pairs, and for each metric the mean difference,
+    its standard deviation over pairs (n - 1 in the denominator) and in how many pairs it is above 0.
     """
     import pandas as pd
 
     keys = [other for other in _axes(runs) if other != axis] + ["seed"]
     reference = runs[runs[axis].astype(str) == label].set_index(keys)[list(METRICS)]
     lines = []
-    for group, part in runs[runs[axis].astype(str) != label].groupby("group", sort=False):
-        differences = (part.set_index(keys)[list(METRICS)] - reference).dropna()
+    for group, members in runs[runs[axis].astype(str) != label].groupby("group", sort=False):
+        differences = (members.set_index(keys)[list(METRICS)] - reference).dropna()
         line: PlainDict = {"group": group, "n": len(differences)}
         for name, values in differences.items():
-            line[f"{name}_mean"], line[f"{name}_sd"] = values.mean(), values.std(ddof=1)
+            line[f"{name}_mean"] = values.mean()
+            line[f"{name}_sd"] = values.std(ddof=1)
             line[f"{name}_better"] = int((values > 0).sum())
         lines.append(line)
     return pd.DataFrame(lines)

@@ -11,8 +11,9 @@ from raysim.core.records import FloatArray
 
 
 def as_json(planned: Plan) -> PlainDict:
-    """The plan as plain data: `real`, `full_balance`, `policies` by name, `betas`, and what else is known."""
-    counts_KC, chosen = planned.counts_KC, planned.chosen
+    """Return the plan as plain data: `real`, `full_balance`, `policies` by name, `betas`, and further values."""
+    counts_KC = planned.counts_KC
+    chosen = planned.chosen
     content: PlainDict = {
         "real": int(counts_KC.sum()),
         "full_balance": planned.full_balance,
@@ -39,7 +40,8 @@ def as_json(planned: Plan) -> PlainDict:
 def _policy_json(planned: Plan, row: PolicyPlan) -> PlainDict:
     if row.problem:
         return {"images": None, "imbalance_removed": None, "synthetic_share": None, "problem": row.problem}
-    per_image, speed = planned.bytes_per_image, planned.speed
+    per_image = planned.bytes_per_image
+    speed = planned.speed
     return {
         "images": row.images,
         "imbalance_removed": row.removed,
@@ -74,7 +76,7 @@ def _seeds_json(over: OverSeeds) -> PlainDict:
 
 
 def statistics(values: FloatArray) -> PlainDict:
-    """n, mean, sd (ddof 1), median, min and max of the finite values; None where there are too few."""
+    """Compute n, mean, sd (ddof 1), median, min and max of the finite values; None where there are too few."""
     known = values[np.isfinite(values)]
     if not len(known):
         return {"n": 0, "mean": None, "sd": None, "median": None, "min": None, "max": None}

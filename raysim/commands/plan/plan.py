@@ -25,10 +25,12 @@ _SECTIONS = ("data", "partition", "allocation")
 
 @dataclass(frozen=True)
 class PolicyPlan:
-    """What one policy would do.  problem: why it cannot; the quota is then all zero.
+    """What one policy would do.
 
-    matched: it was asked for the total of the reference policy, because it needs a total and none was given.
-    of_full_frac: images as a fraction of what full class balancing takes.  missing: empty (client, class) cells left.
+    images: how many it would make.  of_full_frac: images as a fraction of what full class balancing takes.
+    removed: fraction of the imbalance removed.  touched: clients that get images.  missing: empty (client, class) cells
+    left.  matched: it was asked for the total of the reference policy, because it needs a total and none was given.
+    problem: why it cannot be used; the quota is then all zero.
     """
 
     name: str
@@ -46,7 +48,7 @@ class PolicyPlan:
 
 @dataclass(frozen=True)
 class Quotas:
-    """The quota of every policy on one partition.  reference: the policy whose total the others were asked for."""
+    """The plans of all policies on one partition.  reference: the policy whose total the others were asked for."""
 
     rows: dict[str, PolicyPlan]
     reference: str
@@ -54,9 +56,10 @@ class Quotas:
 
 @dataclass(frozen=True)
 class OverSeeds:
-    """The same over several seeds of the partition: images and removed fraction by policy, and the rule's beta.
+    """The plans over several seeds of the partition.
 
-    images, removed: by policy, one number a seed, NaN where the policy cannot be used.  beta: NaN where none suits.
+    images, removed: by policy, one number per seed, NaN where the policy cannot be used.  full_balance: images that
+    full class balancing takes, per seed.  beta: that of the selection rule, per seed, NaN where none satisfies it.
     """
 
     seeds: list[int]
@@ -83,11 +86,12 @@ class Plan:
 
     @property
     def full_balance(self) -> int:
-        """Images that full class balancing takes."""
+        """How many images full class balancing takes."""
         return _full_balance(self.counts_KC)
 
     @property
     def bytes_per_image(self) -> int | None:
+        """The bytes of one image in the cache; None for data without images."""
         return bytes_per_image(self.dataset)
 
     def check(self) -> None:
@@ -115,7 +119,8 @@ def plan(
     """
     config = load_config(source, overrides, (*_SECTIONS, "generator") if measure_speed else _SECTIONS)
     names = _policies(policies, config)
-    beta_list, seed_list = _betas(betas, config), parse_seeds(seeds) if seeds is not None else []
+    beta_list = _betas(betas, config)
+    seed_list = parse_seeds(seeds) if seeds is not None else []
     notes: list[str] = []
     dataset = load_dataset(config, notes)
     partition = make_partition(config, dataset)
@@ -133,7 +138,7 @@ def plan(
 
 
 def plan_policies(config: Config, counts_KC: IntArray, names: Sequence[str]) -> Quotas:
-    """Every named policy on these counts; those that need a total get that of the configured policy."""
+    """Plan every named policy on these counts; those that need a total get that of the configured policy."""
     own = config.allocation
     rows = {own.name: _row(own.name, counts_KC, own.params)}
     reference = rows[own.name]
@@ -150,7 +155,8 @@ def plan_policies(config: Config, counts_KC: IntArray, names: Sequence[str]) -> 
 
 
 def _row(name: str, counts_KC: IntArray, params: PlainDict, matched: bool = False) -> PolicyPlan:
-    quota_KC, problem = np.zeros_like(counts_KC), ""
+    quota_KC = np.zeros_like(counts_KC)
+    problem = ""
     try:
         policy = resolve("allocation", name)
         checked, problems = check_parameters(policy, params, "allocation")
@@ -177,7 +183,7 @@ def _row(name: str, counts_KC: IntArray, params: PlainDict, matched: bool = Fals
 def choose_beta(
     counts_KC: IntArray, *, entropy: bool = True, size: fedeas_budget.Size = "sqrt"
 ) -> fedeas_budget.BetaRow | None:
-    """The selection rule, one beta after another; the synthetic share only grows, so it can stop at a quarter."""
+    """The beta that the selection rule chooses, or None; betas are tried in order until a quarter is synthetic."""
     for beta in fedeas_budget.BETAS:
         row = fedeas_budget.beta_table(counts_KC, [beta], entropy=entropy, size=size)[0]
         if row.satisfies:
@@ -188,7 +194,7 @@ def choose_beta(
 
 
 def plan_seeds(config: Config, dataset: Dataset, names: Sequence[str], seeds: Sequence[int]) -> OverSeeds:
-    """The policies on the partition of each seed."""
+    """Plan the policies on the partition of each seed."""
     quotas: list[Quotas] = []
     full, betas = [], []
     for seed in seeds:
@@ -213,10 +219,11 @@ def plan_seeds(config: Config, dataset: Dataset, names: Sequence[str], seeds: Se
 
 
 def draw(planned: Plan, folder: str | Path) -> list[Path]:
-    """Heat maps of real and synthetic counts, Lorenz curves before and after, images against imbalance removed."""
+    """Draw heat maps of the counts, Lorenz curves, and images against imbalance removed; returns the files."""
     from raysim.ui import plots
 
-    target, counts_KC = Path(folder).expanduser(), planned.counts_KC
+    target = Path(folder).expanduser()
+    counts_KC = planned.counts_KC
     usable = [row for row in planned.quotas.rows.values() if row.images]
     names = planned.dataset.class_names
     paths = [
@@ -239,7 +246,7 @@ def imbalance_is_visible(contribution_K: FloatArray) -> bool:
 
 
 def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
-    """[0, 1, 2, 7] from `0-2,7`; UserError for anything else, and for a seed that is named twice."""
+    """Parse seeds: `0-2,7` gives [0, 1, 2, 7]; UserError for anything else, and for a seed that is named twice."""
     if not isinstance(seeds, str):
         return [int(seed) for seed in seeds]
     found: list[int] = []

@@ -21,9 +21,10 @@ _CACHE_KEY_BYTES = 24  # client, class and index beside each image in the cache
 
 @dataclass(frozen=True)
 class Speed:
-    """images_per_s: of one worker; None where it was not measured, and `note` says why.
+    """How fast the generator is.
 
-    lanes: workers that run at full speed at once (those that share a GPU or a core count as one).
+    images_per_s: images per second of one worker; None where it was not measured, and `note` says why.
+    lanes: workers that run at full speed at the same time (those that share a GPU or a core count as one).
     """
 
     images_per_s: float | None
@@ -31,12 +32,12 @@ class Speed:
     note: str
 
     def seconds(self, images: int) -> float | None:
-        """Estimated time to make so many images, without starting Ray and loading the data."""
+        """The estimated seconds to make so many images, not counting the start of Ray and loading; None if unknown."""
         return None if self.images_per_s is None else images / (self.images_per_s * self.lanes)
 
 
 def bytes_per_image(dataset: Dataset) -> int | None:
-    """What an image takes in the cache: its pixels and its key.  None for data without images."""
+    """The bytes of one image in the cache, with its key; None for data without images."""
     height, width = dataset.image_size
     return dataset.channels * height * width + _CACHE_KEY_BYTES if height and width else None
 
@@ -60,7 +61,9 @@ def _timed(config: Config, dataset: Dataset) -> Speed:
     from raysim.engine.placement import place_here
 
     placement = place_here(config.resources)
-    name, device, params = config.generator.name, placement.device, dict(config.generator.params)
+    name = config.generator.name
+    device = placement.device
+    params = dict(config.generator.params)
     batch = SMALL_BATCH
     if device == "cpu" and isinstance(params.get("batch_size"), int):
         params["batch_size"] = min(batch, params["batch_size"])  # others are padded to their full batch

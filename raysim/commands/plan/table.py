@@ -54,7 +54,8 @@ def size(bytes_: int) -> str:
 
 
 def _heading(planned: Plan) -> list[str]:
-    counts_KC, config = planned.counts_KC, planned.config
+    counts_KC = planned.counts_KC
+    config = planned.config
     K, C = counts_KC.shape
     contribution_K = contributions_K(counts_KC)
     sizes_K = counts_KC.sum(axis=1)
@@ -79,7 +80,7 @@ def _described(section: Section) -> str:
 
 
 def _table(*columns: str) -> "Table":
-    """A table whose first column stands left, the others right."""
+    """A table whose first column is aligned left, the others right."""
     from rich import box
     from rich.table import Table
 
@@ -90,7 +91,7 @@ def _table(*columns: str) -> "Table":
 
 
 def _print_table(console: "Console", table: "Table") -> None:
-    """Without the spaces that pad its lines."""
+    """Print a table without spaces at the ends of its lines."""
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():
@@ -151,7 +152,8 @@ def _rule(planned: Plan) -> str:
 def _seed_table(over: OverSeeds) -> "Table":
     table = _table(f"{len(over.seeds)} seeds", "images: mean", "sd", "min", "max", "removed: mean", "sd")
     for name, values in over.images.items():
-        images, removed = statistics(values), statistics(over.removed[name])
+        images = statistics(values)
+        removed = statistics(over.removed[name])
         if not images["n"]:
             table.add_row(name, "cannot")
             continue

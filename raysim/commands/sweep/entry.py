@@ -14,8 +14,9 @@ def sweep(file: str | Path, overrides: Iterable[str] = ()) -> "SweepResult":
     """Run every combination of a sweep file, one after another on one Ray.
 
     overrides: dotted keys that change the base, `grid.KEY=[...]` one axis.
-    Cells whose run is finished (same configuration and inputs, same rounds, in output.dir) are not run again;
-    interrupted ones go on from their last checkpoint.  A cell that fails is recorded and the others go on.
+    A cell is one combination. Cells whose run is finished (same configuration and inputs, same rounds, in output.dir)
+    are not run again; interrupted ones go on from their last checkpoint.  A cell that fails is recorded, and the other
+    cells are run all the same.
     Raises ConfigError or UserError, before Ray starts, for input that cannot work in any cell.
     """
     with MlflowProcess() as mlflow:

@@ -20,9 +20,10 @@ _KEYS = ("base", "grid", "target_accuracy")
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination: what is said of it on each axis, and its configuration.
+    """One combination of a grid, and its configuration.
 
-    labels: by axis, as texts.  group: those of all axes but `seed`, joined; runs of a group differ in their seed alone.
+    labels: the text of its value on each axis.  group: the labels of all axes but `seed`, joined, so that runs of a
+    group differ in their seed alone.
     """
 
     labels: dict[str, str]
@@ -31,6 +32,7 @@ class Cell:
 
     @property
     def name(self) -> str:
+        """All labels, joined: the name of the cell in messages and tables."""
         return ", ".join(self.labels.values()) or "base"
 
     @property
@@ -41,7 +43,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """A whole sweep.  notes: what reading the configurations changed."""
+    """A whole sweep.  notes: messages about what was changed when the configurations were read."""
 
     name: str
     cells: list[Cell]
@@ -50,13 +52,13 @@ class Grid:
 
 
 def read_sweep(path: str | Path, overrides: Iterable[str] = ()) -> Grid:
-    """Every combination of a sweep file, each configuration checked.
+    """Read every combination of a sweep file, and check each configuration.
 
     overrides: dotted keys that change the base (`rounds=2`), one axis (`grid.seed=[0]`) or `target_accuracy`.
     Raises ConfigError that lists every problem of all cells, each with the cells that have it.
     """
-    plain, texts = read_yaml(path), list(overrides)
-    texts = _apply_own(plain, texts)
+    plain = read_yaml(path)
+    texts = _apply_own(plain, list(overrides))
     if "base" not in plain and "grid" not in plain:
         check_command(plain, "raysim sweep", path)
     problems = _problems(plain)
@@ -73,7 +75,7 @@ def read_sweep(path: str | Path, overrides: Iterable[str] = ()) -> Grid:
 
 
 def _apply_own(plain: PlainDict, texts: list[str]) -> list[str]:
-    """Set what the command line says of the sweep itself; returns the overrides left, which are for the base."""
+    """Apply the overrides for the sweep itself to `plain`; returns the others, which are for the base."""
     left = []
     for text, (steps, value) in zip(texts, parse_overrides(texts), strict=True):
         if steps == ["target_accuracy"]:

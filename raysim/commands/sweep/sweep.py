@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 
@@ -19,6 +19,7 @@ from raysim.config.schema import PLUGIN_SECTIONS, Config, Resources
 from raysim.core.errors import ConfigError, RayLost, RunError, UserError
 from raysim.core.files import write_atomic
 from raysim.core.persistent import persistent_path
+from raysim.core.plain import PlainDict
 from raysim.core.records import Dataset
 from raysim.core.signals import Signals
 from raysim.data.digest import digest
@@ -42,7 +43,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """runs: one row a cell.  table: one row a group, mean and sd over seeds.  failed: cell -> cause."""
+    """The result of a sweep.
+
+    runs: one row per cell.  table: one row per group, with mean and sd over seeds.  directory: the folder of the sweep.
+    failed: the cause by the name of each cell that failed.
+    """
 
     runs: "pd.DataFrame"
     table: "pd.DataFrame"
@@ -57,7 +62,10 @@ class SweepResult:
 
 
 def run_sweep(file: str | Path, overrides: Iterable[str] = (), mlflow: MlflowProcess | None = None) -> SweepResult:
-    """As `commands.sweep.entry.sweep`.  mlflow: the process that keeps the MLflow runs; None: this one."""
+    """Run a sweep; arguments and errors are those of `commands.sweep.entry.sweep`.
+
+    mlflow: the process that writes the MLflow runs; None: this process.
+    """
     with Display() as display:
         display.line(f"raysim: reading {file}")
         grid = read_sweep(file, overrides)
@@ -68,7 +76,7 @@ def run_sweep(file: str | Path, overrides: Iterable[str] = (), mlflow: MlflowPro
         tasks = _check(grid, inputs, index)
         directory = _directory(grid)
         write_atomic(directory / "sweep.json", json.dumps({"runs": len(grid.cells)}).encode())
-        for note in [*grid.notes, *inputs.notes, *_told(tasks)]:
+        for note in [*grid.notes, *inputs.notes, *_differences(tasks)]:
             display.line(f"note: {note}")
         done = sum(task.finished is not None for task in tasks)
         images = sum(task.images for task in tasks)
@@ -83,10 +91,10 @@ def run_sweep(file: str | Path, overrides: Iterable[str] = (), mlflow: MlflowPro
 
 @dataclass
 class _Task:
-    """A cell and what there is of it: a finished run to take over, or one to go on with, or neither.
+    """A cell, and the run of it that exists: a finished one to reuse, or an interrupted one to go on with, or neither.
 
-    images: synthetic ones that it asks for.  stale: what changed since a finished run was made, which is made again.
-    other_code: what of code and versions differs from a finished run that is taken over all the same.
+    images: how many synthetic ones it asks for.  stale: what changed since a finished run, which is made again.
+    other_code: differences of code and versions from a finished run that is reused all the same.
     """
 
     cell: Cell
@@ -106,11 +114,11 @@ class _Sweep:
     display: Display
     inputs: "_Inputs"
     mlflow: MlflowProcess | None
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rows: dict[str, PlainDict] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
     def all_cells(self, tasks: Sequence[_Task]) -> None:
-        """Run what is left, on one Ray that is started here unless there is one."""
+        """Run the cells that are not finished, on one Ray, which is started here unless there is one."""
         for place, task in enumerate(tasks, 1):
             if task.finished is not None:
                 self.display.line(f"{self._where(place, task)}: finished before, in {task.finished.path.name}")
@@ -120,7 +128,7 @@ class _Sweep:
         if not left:
             return
         with Signals() as signals, Session(_widest([cell.config.resources for cell in self.grid.cells])) as session:
-            signals.listen()  # Ray takes SIGTERM for itself when it starts
+            signals.listen()  # Ray installs a handler of its own for SIGTERM when it starts
             began = time.monotonic()
             for ran, (place, task) in enumerate(left):
                 pace_s = (time.monotonic() - began) / ran if ran else 0.0
@@ -133,8 +141,9 @@ class _Sweep:
         return f"[{place}/{len(self.grid.cells)}] {task.cell.name}"
 
     def _run(self, task: _Task, session: Session) -> RunDirectory | None:
-        """The finished run of a cell, or None if it failed."""
-        cell, earlier = task.cell, task.interrupted
+        """Run a cell; returns its finished run, or None if it failed."""
+        cell = task.cell
+        earlier = task.interrupted
         path = _write_cell(self.directory, cell)
         outcome = _Outcome()
         with outcome:
@@ -154,20 +163,20 @@ class _Sweep:
         return None
 
     def _record(self, cell: Cell, finished: RunDirectory | None) -> None:
-        """Take the row of a cell."""
+        """Add the row of a cell."""
         cause = self.failed.get(cell.name, "")
         self.rows[cell.name] = sweep_table.row(cell, finished, cause, self.grid.target_accuracy)
 
     def _write(self) -> None:
-        """Write the files anew, cells in the order of the grid: what is done is never lost."""
+        """Write the files again, with cells in the order of the grid, so that finished cells are never lost."""
         if self.rows:
             sweep_table.write(self.directory, self._rows(), self.grid.target_accuracy)
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[PlainDict]:
         return [self.rows[cell.name] for cell in self.grid.cells if cell.name in self.rows]
 
     def result(self) -> SweepResult:
-        """The tables, which are shown, too."""
+        """Show the table, and return the result."""
         runs, table = sweep_table.frames(self._rows(), self.grid.target_accuracy)
         text = (self.directory / "table.txt").read_text(encoding="utf-8")
         self.display.line(f"\n{text}")
@@ -175,9 +184,10 @@ class _Sweep:
 
 
 class _Outcome:
-    """Keeps what a run ended with instead of letting it end the sweep; interrupts pass.
+    """A context that keeps the error of a run, so that it does not end the sweep; interrupts are not caught.
 
-    The one place where every kind of error is caught: it is shown, written to a file, and the sweep fails in the end.
+    It is the one place where every kind of error is caught: the error is shown and written to a file, and the sweep
+    fails at its end.
     """
 
     cause = ""
@@ -198,7 +208,7 @@ class _Outcome:
 
 
 class _Inputs:
-    """What the cells of a sweep read, each data set, generator and source file once."""
+    """The inputs of the cells of a sweep; each data set, generator and source file is read once."""
 
     def __init__(self) -> None:
         self._datasets: dict[str, Dataset] = {}
@@ -209,14 +219,14 @@ class _Inputs:
         self.notes: list[str] = []
 
     def dataset(self, config: Config) -> Dataset:
-        """The data set of a cell."""
+        """Load the data set of a cell."""
         key = self._key(config)
         if key not in self._datasets:
             self._datasets[key] = load_dataset(config, self.notes)
         return self._datasets[key]
 
     def identity(self, config: Config, prepared: Prepared) -> Identity:
-        """What a run of a cell would read now."""
+        """The identity of the inputs that a run of a cell would have now."""
         key = self._key(config)
         if key not in self._digests:
             self._digests[key] = digest(prepared.dataset)
@@ -245,7 +255,7 @@ class _Inputs:
 
 
 def _check(grid: Grid, inputs: _Inputs, index: RunIndex) -> list[_Task]:
-    """Everything that can be known before Ray starts, for every cell: what is left to do, and that it can work."""
+    """Find out for every cell, before Ray starts, what is left to do; ConfigError for cells that cannot work."""
     tasks: list[_Task] = []
     found: dict[str, list[str]] = {}
     for cell in grid.cells:
@@ -264,17 +274,19 @@ def _check(grid: Grid, inputs: _Inputs, index: RunIndex) -> list[_Task]:
 
 
 def _task(cell: Cell, prepared: Prepared, inputs: _Inputs, index: RunIndex) -> _Task:
-    """What there is of a cell among the runs of its configuration, the newest first."""
+    """Search the runs of a cell's configuration, the newest first, for one to reuse or to go on with."""
     task = _Task(cell, int(prepared.quota_KC.sum()))
     rounds = cell.config.rounds
     identity = inputs.identity(cell.config, prepared)
     for run in index.of(identity.config):
         before = run.read_json("run.json")
-        changed, code = identity.changed_inputs(before), identity.changed_code(before)
+        changed = identity.changed_inputs(before)
+        code = identity.changed_code(before)
         changed += [f"the code of {module}" for module in identity.changed_plugins(before)]
         if resume.is_finished(run, rounds) and not resume.is_finished(run, rounds + 1):
             if not changed:
-                task.finished, task.other_code = run, code
+                task.finished = run
+                task.other_code = code
                 return task
             task.stale = changed
         elif task.interrupted is None and not changed and not code and resume.rounds_done(run) <= rounds:
@@ -282,8 +294,8 @@ def _task(cell: Cell, prepared: Prepared, inputs: _Inputs, index: RunIndex) -> _
     return task
 
 
-def _told(tasks: Sequence[_Task]) -> list[str]:
-    """What there is to say of finished runs that no longer are what a run of now would be."""
+def _differences(tasks: Sequence[_Task]) -> list[str]:
+    """Messages about finished runs that differ from what a new run would be."""
     notes = []
     for stale, names in _grouped(tasks, lambda task: task.stale).items():
         notes.append(f"{stale} changed since a finished run was made, which is therefore made again: {names}")
@@ -301,7 +313,7 @@ def _grouped(tasks: Sequence[_Task], texts: Callable[[_Task], list[str]]) -> dic
 
 
 def _directory(grid: Grid) -> Path:
-    """The folder of this sweep: the same whenever the same cells are run."""
+    """Make the folder of this sweep, which is the same whenever the same cells are run."""
     cells = [[cell.name, cell.config.hash(), cell.config.rounds] for cell in grid.cells]
     digest = hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:8]
     path = persistent_path(grid.cells[0].config.output.dir) / f"sweep-{grid.name}-{digest}"
@@ -313,12 +325,12 @@ def _directory(grid: Grid) -> Path:
 
 
 def _write_cell(directory: Path, cell: Cell) -> Path:
-    """The configuration of a cell as a file, which `raysim run` takes too; its name becomes that of the run."""
+    """Write the configuration of a cell to a file, which `raysim run` takes, too; its name becomes that of the run."""
     path = directory / "cells" / f"{cell.slug}.yaml"
     write_atomic(path, yaml.safe_dump(cell.config.resolved(), sort_keys=False).encode())
     return path
 
 
 def _widest(resources: list[Resources]) -> Resources:
-    """The resources of the cell that needs most workers: a Ray started for it has room for all."""
+    """The resources of the cell that needs the most workers, so that a Ray started for it has room for all cells."""
     return max(resources, key=lambda r: r.workers if isinstance(r.workers, int) else 0)

@@ -1,4 +1,4 @@
-"""What came out of a sweep: one row a run, and mean and standard deviation over seeds, as CSV and text."""
+"""The tables of a sweep: one row per run, and mean and standard deviation over seeds, as CSV and text."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,10 @@ _DECIMALS = {"images": 0, "seconds": 1, TARGET: 1}
 
 
 def row(cell: Cell, finished: RunDirectory | None, cause: str, target: float | None) -> PlainDict:
-    """Everything about one run that comparisons need; of a failed one, why."""
+    """The values of one run that comparisons need; for a failed run its cause.
+
+    finished: the folder of the run, or None if it failed.  target: the accuracy whose first round is wanted, or None.
+    """
     known = {
         "group": cell.group, "seed": cell.config.seed, **{f"axis.{axis}": label for axis, label in cell.labels.items()},
         "status": "FAILED" if finished is None else "FINISHED", "error": cause,
@@ -53,10 +56,10 @@ def rounds_to(finished: RunDirectory, target: float) -> int | None:
 
 
 def frames(rows: list[PlainDict], target: float | None) -> "tuple[pd.DataFrame, pd.DataFrame]":
-    """(one row a run, one row a group with n, and mean and sd of each metric).
+    """Make the two tables: (one row per run, one row per group with n, and mean and sd of each metric).
 
-    sd has n - 1 in its denominator (ddof 1), hence is NaN for one run.  Rounds to the target are averaged over the runs
-    that reached it, whose number stands beside.
+    sd has n - 1 in its denominator (ddof 1), so it is NaN for one run.  Rounds to the target are averaged over the runs
+    that reached it; the column `reached_target` has their number.
     """
     import pandas as pd
 
@@ -64,20 +67,21 @@ def frames(rows: list[PlainDict], target: float | None) -> "tuple[pd.DataFrame, 
     names = [*METRICS, *([TARGET] if target is not None else [])]
     runs = runs.reindex(columns=[*runs.columns, *(name for name in names if name not in runs.columns)])
     lines = []
-    for group, part in runs.groupby("group", sort=False):
-        line: PlainDict = {"group": group, "n": int((part["status"] == "FINISHED").sum())}
-        line["failed"] = len(part) - line["n"]
+    for group, members in runs.groupby("group", sort=False):
+        line: PlainDict = {"group": group, "n": int((members["status"] == "FINISHED").sum())}
+        line["failed"] = len(members) - line["n"]
         for name in names:
-            values = pd.to_numeric(part[name])
-            line[f"{name}_mean"], line[f"{name}_sd"] = values.mean(), values.std(ddof=1)
+            values = pd.to_numeric(members[name])
+            line[f"{name}_mean"] = values.mean()
+            line[f"{name}_sd"] = values.std(ddof=1)
         if target is not None:
-            line["reached_target"] = int(part[TARGET].notna().sum())
+            line["reached_target"] = int(members[TARGET].notna().sum())
         lines.append(line)
     return runs, pd.DataFrame(lines)
 
 
 def write(directory: Path, rows: list[PlainDict], target: float | None) -> None:
-    """runs.csv, table.csv and table.txt, each whole or not at all."""
+    """Write runs.csv, table.csv and table.txt, each complete or not at all."""
     runs, table = frames(rows, target)
     write_atomic(directory / "runs.csv", runs.to_csv(index=False).encode())
     write_atomic(directory / "table.csv", table.to_csv(index=False).encode())
@@ -85,7 +89,7 @@ def write(directory: Path, rows: list[PlainDict], target: float | None) -> None:
 
 
 def text(table: "pd.DataFrame", target: float | None) -> str:
-    """The table for people: one line a group, columns aligned."""
+    """Format the table for people: one line per group, columns aligned."""
     headings = ["", "runs", *(HEADINGS[name] for name in METRICS)]
     headings += [f"rounds to {target:g}"] if target is not None else []
     lines = [headings]
@@ -103,7 +107,7 @@ def text(table: "pd.DataFrame", target: float | None) -> str:
 
 
 def aligned(lines: list[list[str]]) -> list[str]:
-    """Lines of cells as text: columns of one width, a rule below the first line."""
+    """Format lines of cells as text: all cells of a column have one width, and a rule is below the first line."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     drawn = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines]
     return [drawn[0], "-" * max(map(len, drawn)), *drawn[1:]]
@@ -111,7 +115,9 @@ def aligned(lines: list[list[str]]) -> list[str]:
 
 def _cell(entry: "pd.Series", name: str) -> str:
     """`0.9123 +- 0.0045`; the mean alone where there is one run, a dash where there is none."""
-    mean, sd, digits = entry[f"{name}_mean"], entry[f"{name}_sd"], _DECIMALS.get(name, 4)
+    mean = entry[f"{name}_mean"]
+    sd = entry[f"{name}_sd"]
+    digits = _DECIMALS.get(name, 4)
     if mean != mean:
         return "-"
     return f"{mean:,.{digits}f}" + ("" if sd != sd else f" +- {sd:,.{digits}f}")
