@@ -34,9 +34,9 @@ _TEST_SPLITS = "parquet: test-*.parquet; image_folder: test/; npz: test_images a
 class Components:
     """The plug-ins of a run as the driver needs them.
 
-    model: the global model before round 1.  privacy: the noise and what may be claimed for it; None without noise.
+    model: the global model before round 1.  privacy: the noise and its guarantee; None without noise.
     generator_fingerprint: identifies the generator's images; empty where none are made.
-    notes: what the user should know of the combination.
+    notes: what the user should know about the combination.
     """
 
     rule: AggregationRule
@@ -49,7 +49,7 @@ class Components:
 
 
 def read_config(source: Source, overrides: Iterable[str], keys: PlainMapping) -> Config:
-    """The configuration that `raysim.run` was given: a YAML file, a mapping or a Config, with changes to its keys."""
+    """Read the configuration given to `raysim.run`: a YAML file, a mapping or a Config, with changes to its keys."""
     if isinstance(source, Config):
         source = source.resolved()
     if keys:
@@ -70,12 +70,12 @@ def plugin(kind: Literal["server"], section: Section) -> Plugin[ServerOptimiser]
 
 
 def plugin(kind: str, section: Section) -> Plugin[Any]:  # Any: each kind builds something else, as said above
-    """A section of the configuration as something that can be sent and built."""
+    """The plug-in of a section of the configuration, which can be sent to another process and built there."""
     return Plugin(kind, section.name, section.params)
 
 
 def build_components(config: Config, prepared: Prepared) -> Components:
-    """Build what can refuse its parameters, the data or the cohort, before anything starts."""
+    """Build the plug-ins before anything starts; UserError if one refuses its keys, the data or the cohort."""
     if not len(prepared.dataset.test_labels_N):
         raise UserError(
             f"data.name = {config.data.name}: there is no test image, so no accuracy could be measured; add a test "
@@ -121,7 +121,8 @@ def _build(config: Config, prepared: Prepared) -> Components:
     if "oui" in rule.needs:
         from raysim.aggregation.oui import find_activation
 
-        channels, size = prepared.dataset.channels, prepared.dataset.image_size
+        channels = prepared.dataset.channels
+        size = prepared.dataset.image_size
         find_activation(model.module, torch.zeros(3, channels, *size), config.aggregation.params.get("layers"))
     fingerprint = ""
     if prepared.quota_KC.any():
@@ -131,7 +132,7 @@ def _build(config: Config, prepared: Prepared) -> Components:
 
 
 def _notes(config: Config, rule: AggregationRule, algorithm: LocalAlgorithm, n_K: IntArray) -> list[str]:
-    """What works, though perhaps not as meant."""
+    """Notes on combinations that work, though perhaps not as the user intends."""
     if not algorithm.equal_clients:
         return []
     weights_K = rule.constant_weights(n_K, len(n_K))
@@ -144,7 +145,7 @@ def _notes(config: Config, rule: AggregationRule, algorithm: LocalAlgorithm, n_K
 
 
 def _check_cohorts(config: Config, rule: AggregationRule, n_K: IntArray, participants: int) -> None:
-    """Refuse a run one of whose rounds draws only clients that weigh nothing: cohorts are known beforehand."""
+    """Refuse a run with a round that draws only clients of weight 0, which is known before the run."""
     if not rule.needs_samples() or np.count_nonzero(n_K == 0) < participants:
         return
     for round_ in range(1, config.rounds + 1):
@@ -159,7 +160,7 @@ def _check_cohorts(config: Config, rule: AggregationRule, n_K: IntArray, partici
 
 
 def _check_combination(config: Config, rule: AggregationRule, algorithm: LocalAlgorithm, statistics: int) -> None:
-    """Refuse what would undo itself, or do nothing."""
+    """Refuse combinations that contradict each other or have no effect."""
     if algorithm.summed and (rule.robust or not rule.is_weighted_sum):
         raise UserError(
             f"aggregation.name = {config.aggregation.name}: local.name = {config.local.name} also sums further vectors "
@@ -174,7 +175,7 @@ def _check_combination(config: Config, rule: AggregationRule, algorithm: LocalAl
 
 
 def _check_privacy(config: Config, rule: AggregationRule, algorithm: LocalAlgorithm, float_buffers: int) -> None:
-    """Refuse what would send more than the noise hides, or what no bound on a client's influence is known for."""
+    """Refuse what would send more than the noise hides, or what has no bound on a client's influence."""
     if algorithm.summed:
         sent = ", ".join(algorithm.summed)
         raise UserError(
@@ -224,7 +225,7 @@ def _check_logits(model: FlatModel, prepared: Prepared, name: str) -> None:
 
 
 def worker_setup(config: Config, rule: AggregationRule) -> WorkerSetup:
-    """What every worker must know."""
+    """The settings that every worker needs."""
     return WorkerSetup(
         config.seed, plugin("model", config.model), plugin("local", config.local), tuple(config.data.augment),
         config.resources.precision == "bf16", measures(config.aggregation, rule),

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from raysim.core.errors import RunError
 from raysim.core.files import atomically, write_atomic
+from raysim.core.plain import Plain, PlainDict, PlainMapping
 
 FORMAT = 2
 Arrays = dict[str, NDArray[Any]]
 
 
 class CheckpointError(RunError):
-    """A checkpoint could not be written, or none of those there can be read."""
+    """A checkpoint could not be written, or checkpoints exist and none of them can be read."""
 
 
 class _Damaged(Exception):
@@ -33,20 +34,20 @@ class _Damaged(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state read back: `notes` say which newer checkpoints were damaged and what was used instead."""
+    """A state that was read.  notes: which newer checkpoints are damaged, and which one was used instead."""
 
     round: int
     arrays: Arrays
-    meta: dict[str, Any]
+    meta: PlainDict
     path: Path
     notes: list[str] = field(default_factory=list)
 
 
-def save(directory: Path, round: int, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], keep: int) -> Path:
+def save(directory: Path, round: int, arrays: Mapping[str, NDArray[Any]], meta: PlainMapping, keep: int) -> Path:
     """Write the state after `round`, then delete all but the newest `keep` checkpoints.
 
-    meta: plain data for JSON; its keys become texts.  Checkpoints of later rounds, left
-    by a run that a resume has gone back behind, are deleted, too.  Returns the path of the JSON file.
+    meta: plain data for JSON; its keys become texts.  Checkpoints of later rounds, which exist where a resumed run went
+    back to an earlier one, are deleted, too.  Returns the path of the JSON file.
     Raises CheckpointError, with the earlier checkpoints intact, if the disk is full or cannot be written.
     """
     directory = Path(directory)
@@ -72,11 +73,11 @@ def cannot_write(directory: Path, round_: int, error: OSError) -> CheckpointErro
     )
 
 
-def load_latest(directory: Path, damage_of: Callable[[Mapping[str, Any]], str] = lambda _: "") -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None if there is none.
+def load_latest(directory: Path, damage_of: Callable[[PlainMapping], str] = lambda _: "") -> Checkpoint | None:
+    """Read the newest checkpoint that is not damaged; None if there is no checkpoint.
 
-    A damaged one (truncated, changed, incomplete) is passed over for the one before it, and named in `notes`.
-    damage_of: given a checkpoint's meta, says what is wrong with the files beside it that belong to it, if anything.
+    Instead of a damaged one (truncated, changed, incomplete) the one before it is read, and `notes` names both.
+    damage_of: given a checkpoint's meta, returns what is wrong with other files that belong to it; empty if nothing is.
     Raises CheckpointError if there are checkpoints and every one of them is damaged.
     """
     notes: list[str] = []
@@ -102,7 +103,7 @@ def _write_arrays(directory: Path, round_: int, arrays: Mapping[str, NDArray[Any
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    # safetensors writes the memory as it lies, so a transposed or sliced view has to be copied first
+    # safetensors writes memory in its present order, so a transposed or sliced view has to be copied first.
     contiguous = {key: np.asarray(array, order="C") for key, array in arrays.items()}
     digest = ""
 
@@ -153,7 +154,7 @@ def _list(directory: Path) -> dict[int, Path]:
 
 
 def _sweep(directory: Path) -> None:
-    """Delete what a writer that crashed has left, among it what safetensors writes before it renames (`.tmpXXXXXX`)."""
+    """Delete the files of a writer that crashed, among them temporary ones of safetensors (`.tmpXXXXXX`)."""
     for path in [*directory.glob(".*.tmp"), *directory.glob(".tmp*"), *directory.glob("round-*.arrays")]:
         path.unlink(missing_ok=True)
 
@@ -177,13 +178,13 @@ def _file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _digest(content: Mapping[str, Any]) -> str:
+def _digest(content: PlainMapping) -> str:
     """The sha256 of JSON data, whatever its layout in the file."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _plain(value: Any) -> Any:
-    """numpy scalars and arrays as JSON."""
+def _plain(value: object) -> Plain:
+    """Convert numpy scalars and arrays to plain data."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(f"a checkpoint's meta holds {type(value).__name__}, which is not JSON")

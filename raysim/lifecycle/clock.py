@@ -1,4 +1,4 @@
-"""Where the time of a run goes."""
+"""Measures how long each phase of a run takes."""
 
 import contextlib
 import time
@@ -11,7 +11,8 @@ from typing import Any
 class PhaseClock:
     """The clock of a run.
 
-    seconds: by phase, none of which is part of another.  workers: how busy each was during the rounds.
+    began: when the run began, by time.monotonic.  seconds: by phase; no phase is part of another.  workers: how busy
+    each was during the rounds.
     """
 
     began: float = field(default_factory=time.monotonic)

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: configuration, partition, metrics, checkpoints, model, summary."""
+"""The files of a run: configuration, partition, metrics, checkpoints, model, summary."""
 
 import hashlib
 import json
@@ -17,6 +17,7 @@ from raysim.config.schema import Config
 from raysim.core.errors import UserError
 from raysim.core.files import atomically, write_atomic
 from raysim.core.persistent import persistent_path
+from raysim.core.plain import PlainDict
 from raysim.core.records import IntArray, Partition
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, config: Config, name: str) -> "RunDirectory":
-        """A new folder in `output.dir`, named after the configuration and the time."""
+        """Make a new folder in `output.dir`, named after the configuration and the time; UserError if it cannot be."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         path = persistent_path(config.output.dir) / f"{name}-{stamp}-{uuid.uuid4().hex[:4]}"
         try:
@@ -46,14 +47,16 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def figures(self) -> Path:
+        """The folder of the figures."""
         return self.path / "figures"
 
-    def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Write a JSON file whole or not at all."""
+    def write_json(self, name: str, content: PlainDict) -> None:
+        """Write a JSON file, complete or not at all."""
         write_atomic(self.path / name, json.dumps(content, indent=2).encode())
 
     def write_status(self, status: str, message: str) -> list[str]:
@@ -64,12 +67,13 @@ class RunDirectory:
             return [f"status.json could not be written: {error}"]
         return []
 
-    def read_json(self, name: str) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
+    def read_json(self, name: str) -> PlainDict:
+        """Read the object in a JSON file.  Raises OSError or ValueError where that fails."""
+        content: PlainDict = json.loads((self.path / name).read_text(encoding="utf-8"))
         return content
 
     def write_clients(self, partition: Partition, quota_KC: IntArray) -> None:
-        """The partition and the quota, loadable with `numpy.load`; nothing for one that is drawn client by client."""
+        """Write partition and quota for `numpy.load`; nothing for a partition that is drawn client by client."""
         if partition.drawn is not None:
             return
         arrays = {
@@ -90,13 +94,13 @@ class RunDirectory:
         atomically(self.path / "partition.npz", write)
 
     def write_metrics(self, metrics: "pd.DataFrame", clients: "pd.DataFrame") -> None:
-        """metrics.parquet and metrics.csv, one row a round; clients.parquet, one per participant and round."""
+        """Write metrics.parquet and metrics.csv (one row per round), clients.parquet (per participant and round)."""
         atomically(self.path / "metrics.parquet", partial(metrics.to_parquet, index=False))
         atomically(self.path / "metrics.csv", partial(metrics.to_csv, index=False))
         atomically(self.path / "clients.parquet", partial(clients.to_parquet, index=False))
 
     def write_model(self, state: dict[str, NDArray[Any]]) -> tuple[Path, str]:
-        """model.safetensors, and the sha256 over names, types, shapes and bytes of its arrays."""
+        """Write model.safetensors; returns (path, hex sha256 over names, types, shapes and bytes of its arrays)."""
         from safetensors.numpy import save
 
         path = self.path / "model.safetensors"

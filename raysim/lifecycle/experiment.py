@@ -16,9 +16,9 @@ from raysim.tracking.tracker import check_uri
 
 @dataclass(frozen=True)
 class Experiment:
-    """A configuration with all that follows from it.
+    """A configuration with everything that is computed from it before a run.
 
-    name: of its runs' folders.  placement: what will run where; None where a cluster is yet to answer.
+    name: begins the names of its runs' folders.  placement: the workers; None where a cluster has not answered yet.
     """
 
     config: Config
@@ -30,7 +30,7 @@ class Experiment:
 
     @classmethod
     def prepare(cls, config: Config, name: str, dataset: Dataset | None = None) -> "Experiment":
-        """Read the data (unless given), deal them out, build the plug-ins.  Raises UserError for what cannot work."""
+        """Read the data (unless given), partition them, build the plug-ins.  Raises UserError for what cannot work."""
         check_uri(config.tracking.uri)
         placement = placement_before_start(config.resources)
         prepared = prepare(config, dataset)
@@ -45,7 +45,7 @@ def identify(
     placement: Placement | None,
     data: dict[str, str] | None = None,
 ) -> Identity:
-    """What tells this run from one that reads something else.  data: digests of the data set, if they are known."""
+    """The identity of a run: digests of all that it reads.  data: digests of the data set, if they are known."""
     return Identity(
         config=config.hash(),
         partition=prepared.partition.sha256(),

@@ -3,15 +3,14 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from raysim.lifecycle.directory import RunDirectory
 
 
 class RunIndex:
-    """The runs of a folder by the hash of their configuration: read once, and told of what is added.
+    """The runs of a folder by the hash of their configuration; the folder is read once, later runs are added by `add`.
 
-    say: is told of each run.json that cannot be read, whose run is passed over.
+    say: called with a note on each run.json that cannot be read; its run is left out.
     """
 
     def __init__(self, output_dir: Path, say: Callable[[str], object] = lambda _: None) -> None:
@@ -31,8 +30,8 @@ class RunIndex:
         return [RunDirectory(path) for _, path in sorted(self._found.get(config_hash, []), reverse=True)]
 
     def add(self, directory: RunDirectory) -> None:
-        """Note a run that was begun, or gone on with, since the folder was read."""
-        content: dict[str, Any] = directory.read_json("run.json")
+        """Add a run that was begun, or continued, since the folder was read."""
+        content = directory.read_json("run.json")
         entries = self._found.setdefault(content["config_hash"], [])
         entries[:] = [entry for entry in entries if entry[1] != directory.path]
         entries.append(((directory.path / "run.json").stat().st_mtime_ns, directory.path))

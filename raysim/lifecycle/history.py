@@ -1,8 +1,8 @@
-"""The record of a run's rounds, appended to files as the run goes: its cost does not grow with the number of rounds.
+"""The record of a run's rounds, appended to files during the run: its cost does not grow with the number of rounds.
 
-A file is a sequence of arrays in numpy's own format, one after another, each the rows of some rounds with a field a
-column. A checkpoint holds how long each file was when it was written, and a checksum of that much. A resumed run cuts
-the files back to it, so rounds that a crash has undone are never in twice.
+A file is a sequence of arrays in numpy's own format, one after another; each has the rows of some rounds, with one
+field per column. A checkpoint records how long each file was at that time, and a checksum of that part. A resumed run
+truncates the files to that length, so rounds that are done again are never recorded twice.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ MOST_PENDING = 20_000
 
 
 class HistoryDamaged(Exception):
-    """A file of the history does not hold what a checkpoint says that it did."""
+    """A file of the history does not have the content that a checkpoint recorded."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RowFile:
         self._digest = hashlib.sha256()
 
     def cut(self, mark: Mark) -> None:
-        """Forget all that was written after a mark.  Raises HistoryDamaged where less, or something else, is there."""
+        """Truncate the file to a mark.  Raises HistoryDamaged where the file is shorter, or differs before the mark."""
         digest = hashlib.sha256()
         if mark.size:
             if not self.path.is_file() or self.path.stat().st_size < mark.size:
@@ -68,16 +68,16 @@ class RowFile:
         self._digest = digest
 
     def append(self, columns: ClientTable) -> None:
-        """Take rows, given as columns of equal length.  Raises OSError where many wait and cannot be written."""
+        """Append rows, given as columns of equal length.  Raises OSError where many wait and cannot be written."""
         self._pending.append(columns)
         self._rows += len(next(iter(columns.values())))
         if self._rows > MOST_PENDING:
             self.flush()
 
     def flush(self) -> Mark:
-        """Write what waits, and say how long the file is now.
+        """Write the rows that wait; returns the mark of the file's present length.
 
-        Raises OSError; what was to be written still waits then, and is written with the next.
+        Raises OSError; the rows then still wait, and are written the next time.
         """
         if self._pending:
             block = _joined(self._pending)
@@ -108,7 +108,7 @@ class RowFile:
         self._size = self.path.stat().st_size
 
     def frame(self) -> "pd.DataFrame":
-        """All rows, written or waiting, as a table; a column that some rows lack is nan there."""
+        """Read all rows, written or waiting, as a table; where a row lacks a column, it has nan."""
         import pandas as pd
 
         blocks: list[NDArray[Any]] = []
@@ -123,27 +123,27 @@ class RowFile:
 
 
 class History:
-    """What a run has recorded: metrics, a row a round, and clients, a row per participant and round."""
+    """The history of a run: metrics, one row per round, and clients, one row per participant and round."""
 
     def __init__(self, folder: Path) -> None:
         self.metrics = RowFile(folder / "metrics.npy")
         self.clients = RowFile(folder / "clients.npy")
 
     def append(self, metrics: Mapping[str, float], clients: ClientTable) -> None:
-        """Take a finished round; `clients` is empty where none took part.
+        """Append a finished round; `clients` is empty where none took part.
 
-        Raises OSError where much waits and the disk takes no more.
+        Raises OSError where many rows wait and cannot be written.
         """
         self.metrics.append({name: np.array([value]) for name, value in metrics.items()})
         if clients:
             self.clients.append(clients)
 
     def flush(self) -> dict[str, dict[str, Any]]:
-        """Write what waits; returns the marks for a checkpoint, as plain data.  Raises OSError."""
+        """Write the rows that wait; returns the marks for a checkpoint, as plain data.  Raises OSError."""
         return {name: vars(file.flush()) for name, file in self._files()}
 
     def cut(self, marks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Go back to a checkpoint's marks; without any, to an empty history.  Raises HistoryDamaged."""
+        """Truncate the files to a checkpoint's marks; without marks, empty them.  Raises HistoryDamaged."""
         for name, file in self._files():
             file.cut(Mark(**marks[name]) if name in marks else Mark())
 
@@ -152,7 +152,7 @@ class History:
 
 
 def _joined(tables: Sequence[ClientTable]) -> NDArray[Any]:
-    """Columns of several rounds as one array with a field a column; numbers that a round lacks are nan."""
+    """The columns of several rounds as one array with one field per column; numbers that a round lacks are nan."""
     names = list(dict.fromkeys(name for table in tables for name in table))
     lengths = [len(next(iter(table.values()))) for table in tables]
     columns = {}

@@ -1,4 +1,4 @@
-"""What a run read: digests of its data, its generator, its plug-ins' source, its versions; and whether they still hold.
+"""The identity of a run: digests of its data, generator and plug-ins' source, its versions; and what has changed since.
 
 A run whose data or generator have changed is another run. Changed code or versions may or may not change a result, so a
 resume goes on over them only when it is told to (`--accept-changes`).
@@ -31,9 +31,9 @@ _DATA_NAMES = {
 class Identity:
     """Digests of what a run read, as hex strings by name.
 
-    config: of the configuration, without keys that change no result.  partition: who owns which sample.
-    data: of each part of the data set.  generator: of what determines its pixels; empty where no image is made.
-    code: of the source of plug-ins from elsewhere, by module, and of raysim itself.  versions: of the packages that
+    config: of the configuration, without keys that change no result.  partition: of who owns which sample.
+    data: of each array of the data set.  generator: its fingerprint; empty where no image is made.
+    code: of the source of the user's plug-ins, by module, and of raysim itself.  versions: those of the packages that
     compute.  device: what the workers compute on, such as cpu; empty where that is not known before a cluster answers.
     """
 
@@ -46,7 +46,7 @@ class Identity:
     device: str
 
     def as_json(self) -> dict[str, Any]:
-        """As it stands in run.json."""
+        """The entries of run.json that hold it."""
         return {
             "config_hash": self.config,
             "partition_sha256": self.partition,
@@ -58,7 +58,7 @@ class Identity:
         }
 
     def changed_inputs(self, before: Mapping[str, Any]) -> list[str]:
-        """What of the data and the generator is no longer what a run.json says, for people."""
+        """The data and generator that differ from the content `before` of a run.json, for people."""
         data = before.get("data", {})
         changed = [f"the {_DATA_NAMES.get(name, name)}" for name in sorted(_differing(data, self.data))]
         if before.get("partition_sha256", self.partition) != self.partition and not changed:
@@ -68,11 +68,11 @@ class Identity:
         return changed
 
     def changed_plugins(self, before: Mapping[str, Any]) -> list[str]:
-        """The modules of plug-ins from elsewhere whose code is no longer what a run.json says."""
+        """The modules of the user's plug-ins whose code differs from the content `before` of a run.json."""
         return sorted(_differing(before.get("code", {}), self.code) - {_OWN})
 
     def changed_code(self, before: Mapping[str, Any]) -> list[str]:
-        """What of code, versions and device is no longer what a run.json says, for people."""
+        """The code, versions and device that differ from the content `before` of a run.json, for people."""
         versions = before.get("versions", {})
         changed = [f"the code of {name}" for name in sorted(_differing(before.get("code", {}), self.code))]
         for name in sorted(_differing(versions, self.versions)):
@@ -88,10 +88,10 @@ def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
 
 
 def code_digests(config: Config) -> dict[str, str]:
-    """sha256 of raysim's own source, and of each `module:attribute` plug-in's module with what lies beside it.
+    """Hex sha256 of raysim's own source, and of the source of each `module:attribute` plug-in, by module.
 
-    A plug-in in a package stands for the whole package. One that is a single module stands for it and for those modules
-    of the same folder that are loaded by now, so a helper that it imports counts, too.
+    For a plug-in in a package it covers the whole package; for one in a single module, that module and those modules of
+    the same folder that are loaded by now, so that a helper that it imports counts, too.
     """
     digests = {_OWN: _sha256(_PACKAGE, _PACKAGE.rglob("*.py"))}
     for name in {getattr(config, section).name for section in PLUGIN_SECTIONS}:

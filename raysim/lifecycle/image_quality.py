@@ -15,9 +15,10 @@ MOST_IMAGES = 2000  # enough for two digits of every rate
 def measure_run(
     dataset: Dataset, synthetic: Synthetic, seed: int, directory: RunDirectory, display: "Display"
 ) -> dict[str, Any] | None:
-    """Write quality.json and figures/real_and_synthetic.png, print the table; None where a run has nothing to measure.
+    """Measure the quality, write quality.json and figures/real_and_synthetic.png, print the table; returns the quality.
 
-    At most MOST_IMAGES of the run's images are looked at, spread evenly over clients and classes; the real images that
+    None where a run has no synthetic or no test images.
+    At most MOST_IMAGES of the run's images are used, spread evenly over clients and classes; the real images that
     they are compared with are of the same classes in the same numbers.
     """
     if not synthetic.refs or not len(dataset.test_labels_N):

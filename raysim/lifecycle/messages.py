@@ -1,4 +1,4 @@
-"""What a run says about itself, on the terminal and to the tracker."""
+"""The messages of a run on the terminal, and the values that it sends to the tracker."""
 
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from raysim.ui.display import Display
 
 
 def say_plan(display: Display, config: Config, prepared: Prepared) -> None:
-    """The data, the clients and the images asked for, in a line or two before anything starts."""
-    sizes_K, quota = prepared.partition.sizes_K, int(prepared.quota_KC.sum())
+    """Show the data, the clients and the images asked for, in a line or two before anything starts."""
+    sizes_K = prepared.partition.sizes_K
+    quota = int(prepared.quota_KC.sum())
     display.line(
         f"{prepared.dataset.name}: {len(prepared.dataset.train_labels_N):,} training images; {config.partition.name}: "
         f"{prepared.partition.clients:,} clients of {sizes_K.min():,} to {sizes_K.max():,}; "
@@ -30,7 +31,7 @@ def say_plan(display: Display, config: Config, prepared: Prepared) -> None:
 
 
 def say_start(display: Display, placement: Placement | None, directory: Path) -> None:
-    """What is about to start, where that is known; and where the results go, if not to the working directory."""
+    """Show the workers that will start, where that is known, and where results go, if not to the working directory."""
     if placement:
         display.line(f"to start: {placement}")
     if persistent_folder() != Path.cwd():
@@ -38,10 +39,11 @@ def say_start(display: Display, placement: Placement | None, directory: Path) ->
 
 
 def store_note(prepared: Prepared, synthetic: Synthetic) -> list[str]:
-    """A warning, once, where the shared arrays are larger than the memory kept for them."""
+    """A note where the shared arrays are larger than the object store; else nothing."""
     dataset = prepared.dataset
     images = int(synthetic.quota_KC.sum()) * dataset.image_bytes
-    needed, capacity = dataset.train_images.nbytes + dataset.test_images.nbytes + images, capacity_bytes()
+    needed = dataset.train_images.nbytes + dataset.test_images.nbytes + images
+    capacity = capacity_bytes()
     if needed <= capacity:
         return []
     return [
@@ -51,7 +53,7 @@ def store_note(prepared: Prepared, synthetic: Synthetic) -> list[str]:
 
 
 def totals(summary: dict[str, Any]) -> dict[str, float]:
-    """The figures of a whole run, logged at its last round."""
+    """The metrics of a whole run, which are logged at its last round.  summary: the content of summary.json."""
     names = ("final_accuracy", "best_accuracy", "best_round", "accuracy_auc", "accuracy_last5", "n_synthetic")
     seconds = {f"seconds_total_{phase}": value for phase, value in summary["seconds"].items()}
     return {**{name: summary[name] for name in names}, **seconds}

@@ -1,4 +1,4 @@
-"""Loads the data of a configuration, deals them out to clients, and works out the quota of synthetic images."""
+"""Loads the data of a configuration, partitions them among clients, and computes the quota of synthetic images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ from raysim.core.records import Dataset, IntArray, Partition
 
 @dataclass(frozen=True)
 class Prepared:
-    """The data set, who owns what of it, and how many synthetic images each client gets of each class.
+    """The data set, its partition, and how many synthetic images each client gets of each class.
 
-    notes: what there is to say about how the data were read.
+    notes: messages about how the data were read.
     """
 
     dataset: Dataset
@@ -28,9 +28,9 @@ class Prepared:
 
 
 def load_dataset(config: Config, notes: list[str] | None = None) -> Dataset:
-    """The configured data set, public images set apart, cut to the configured numbers of samples.
+    """Load the configured data set, separate its public images, and reduce it to the configured numbers of samples.
 
-    notes: gets what the data set and the cache of decoded images have to say.
+    notes: messages of the data set and of the cache of decoded images are appended to it.
     """
     from raysim.data.reader import open_reader, read_dataset
     from raysim.data.splits import hold_out, subset
@@ -42,8 +42,9 @@ def load_dataset(config: Config, notes: list[str] | None = None) -> Dataset:
 
 
 def make_partition(config: Config, dataset: Dataset) -> Partition:
-    """Who owns which training sample, modifiers applied; a function of the data, the section and its seed."""
-    section, seed = config.partition, config.partition_seed
+    """Partition the training samples and apply the modifiers; the result depends on data, section and seed alone."""
+    section = config.partition
+    seed = config.partition_seed
     draw = rng.stream(seed, rng.PARTITION) if section.stream == "raysim" else _numpy_stream(config)
     partition = ask_partition(section.name, resolve("partition", section.name), dataset, draw, section.params)
     for i, key in enumerate(MODIFIERS):
@@ -64,10 +65,14 @@ def _numpy_stream(config: Config) -> np.random.RandomState:
 
 
 def make_quota(config: Config, partition: Partition) -> IntArray:
-    """Synthetic images per client and class."""
+    """Compute the number of synthetic images per client and class: K x C.
+
+    Raises UserError for a client without any sample, real or synthetic.
+    """
     if partition.drawn is not None and config.allocation.name == "none" and not config.allocation.params.get("total"):
         return np.broadcast_to(np.int64(0), (partition.clients, partition.classes))  # an array without memory
-    name, counts_KC = config.allocation.name, partition.counts_KC
+    name = config.allocation.name
+    counts_KC = partition.counts_KC
     quota_KC = ask_policy(name, resolve("allocation", name), counts_KC, config.allocation.params)
     empty = np.flatnonzero(partition.sizes_K + quota_KC.sum(axis=1) == 0)
     if len(empty):
@@ -83,7 +88,7 @@ def named(config: Config) -> dict[str, str]:
 
 
 def prepare(config: Config, dataset: Dataset | None = None) -> Prepared:
-    """Load the data (unless given), deal it out, work out the quota.  Raises UserError for what cannot work."""
+    """Load the data (unless given), partition them, compute the quota.  Raises UserError for what cannot work."""
     notes: list[str] = []
     dataset = dataset or load_dataset(config, notes)
     partition = make_partition(config, dataset)
@@ -98,9 +103,10 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Prepared:
 
 
 def unread_keys(config: Config, dataset: Dataset, images: bool) -> list[str]:
-    """The keys that the user has set and that these data leave without effect, in one line for each reason.
+    """Notes on the keys that the user has set and that have no effect on these data, one line for each reason.
 
-    images: whether any synthetic image is asked for.  What the configuration alone tells is in `config.unread`.
+    images: whether any synthetic image is asked for.  Keys without effect by the configuration alone are in
+    `config.unread`.
     """
     own = [key for key in dataset.unread if f"data.{key}" in config.chosen]
     notes = [f"{_have_no_effect('data', own)}: the data set {dataset.name} has a test split of its own"] if own else []
@@ -120,12 +126,13 @@ def _have_no_effect(section: str, keys: Sequence[str]) -> str:
 
 
 def _check_memory(images: int, dataset: Dataset) -> None:
-    """Refuse images that this machine could never hold; they pass through its memory once."""
+    """Refuse more images than this machine has memory for, since all of them are in its memory at some time."""
     height, width = dataset.image_size
-    needed, there = images * dataset.image_bytes, physical_bytes()
-    if needed > there:
+    needed = images * dataset.image_bytes
+    memory = physical_bytes()
+    if needed > memory:
         raise UserError(
             f"allocation: it asks for {images:,} images of {dataset.channels} x {height} x {width} bytes, "
-            f"{needed / 1e9:,.0f} GB in all, and this machine has {there / 1e9:,.0f} GB of memory; ask for a smaller "
+            f"{needed / 1e9:,.0f} GB in all, and this machine has {memory / 1e9:,.0f} GB of memory; ask for a smaller "
             "budget (`raysim plan` shows what each takes)"
         )

@@ -1,4 +1,4 @@
-"""What is kept of a run while it goes: its folder, its MLflow run, the history of its rounds, and how it ended."""
+"""The record of a run: its folder, its MLflow run, the history of its rounds, and how it ended."""
 
 import shutil
 from dataclasses import dataclass, field
@@ -24,8 +24,8 @@ from raysim.ui.display import Display
 class Record:
     """The run directory and the MLflow run of an experiment.
 
-    identity: the content of run.json.  state: the newest round that is on record.  notes: what the summary says beside
-    the numbers.  ended: how the run ended is on record.
+    identity: the content of run.json.  state: that after the newest recorded round.  notes: texts for the summary.
+    ended: whether the end of the run is recorded.
     """
 
     directory: RunDirectory
@@ -49,9 +49,9 @@ class Record:
         clock: PhaseClock,
         mlflow: MlflowProcess | None,
     ) -> "Record":
-        """Put an experiment on record, or go on with the record of an earlier run.
+        """Begin the record of an experiment, or go on with that of an earlier run.
 
-        Raises UserError, with nothing left behind, where the MLflow store can never be used.
+        Raises UserError where the MLflow store can never be used; the new folder is then removed.
         """
         config = experiment.config
         run_id = "" if is_new else directory.read_json("run.json")["mlflow_run_id"]
@@ -83,7 +83,7 @@ class Record:
         return cls(directory, identity, tracker, history, display, clock, config.output.keep_checkpoints)
 
     def begin(self) -> None:
-        """Say that the run is under way."""
+        """Record that the run has begun."""
         self._remember_run_id()
         self._warn([*self.directory.write_status("RUNNING", ""), *self.tracker.problems])
 
@@ -94,7 +94,7 @@ class Record:
             self.display.line(f"note: {text}")
 
     def restore(self, initial: ServerState) -> ServerState:
-        """The state to go on from: that of the newest sound checkpoint, or the initial one, with its history."""
+        """Load the state to go on from, with its history: that of the newest intact checkpoint, or the initial one."""
         found = state_io.load(self.directory.checkpoints, self.history)
         self.state = initial
         if found is not None:
@@ -106,7 +106,7 @@ class Record:
         return self.state
 
     def append(self, result: RoundResult) -> None:
-        """Take a finished round into the history; what the disk refuses waits for the next checkpoint."""
+        """Append a finished round to the history; rows that cannot be written wait for the next checkpoint."""
         try:
             self.history.append(result.metrics, result.clients)
         except OSError as error:
@@ -120,7 +120,7 @@ class Record:
             self._remember_run_id()
 
     def checkpoint(self) -> None:
-        """Write the newest state and what the history lacks; a disk that takes no more costs the run nothing else."""
+        """Write a checkpoint of the newest state and the history; if the disk is full, warn and go on."""
         if self.state is None:
             return
         try:
@@ -131,7 +131,7 @@ class Record:
             self._warn([str(error)])
 
     def end(self, error: BaseException | None, signals: Signals, hint: str = "") -> None:
-        """Say how the run ended, before Ray is shut down; only the first call counts.  hint: how to go on."""
+        """Record how the run ended, before Ray is shut down; only the first call counts.  hint: how to go on."""
         signals.ending = True
         if self.ended:
             return

@@ -17,10 +17,10 @@ MOST_SHOWN = 10
 
 
 def find(config: Config, name: str, say: Callable[[str], object] = lambda _: None) -> RunDirectory:
-    """The newest run of this configuration; its number of rounds may differ.  say: takes notes on damaged ones.
+    """Find the newest run of this configuration; its number of rounds may differ.  say: gets notes on damaged runs.
 
-    Raises UserError where there is none; the message then says in which keys the most similar run differs, those called
-    `name` first among equals.
+    Raises UserError where there is none; the message then says in which keys the most similar run differs. Among
+    equally similar ones, runs called `name` are preferred.
     """
     root = persistent_path(config.output.dir)
     found = RunIndex(root, say).of(config.hash())
@@ -47,9 +47,9 @@ def find(config: Config, name: str, say: Callable[[str], object] = lambda _: Non
 def check_identity(
     directory: RunDirectory, identity: Identity, accept_changes: bool, note: Callable[[str], object]
 ) -> None:
-    """Raise UserError where a run read something else than what is there now.
+    """Raise UserError where the inputs of an earlier run differ from the present ones.
 
-    Data and generator: always.  Code, versions and device: unless accept_changes; then `note` is told of them.
+    Data and generator: always.  Code, versions and device: unless accept_changes; then `note` is called with them.
     """
     before = directory.read_json("run.json")
     inputs = identity.changed_inputs(before)
@@ -78,13 +78,14 @@ def _closest(root: Path, now: dict[str, Any], name: str) -> tuple[Path, list[str
     for path in root.glob("*/run.json"):
         before = _result_keys(path.parent)
         if before is not None:
-            changes, is_namesake = differences(before, now), path.parent.name.startswith(f"{name}-")
-            runs.append((len(changes), not is_namesake, -path.stat().st_mtime_ns, path.parent, changes))
+            changes = differences(before, now)
+            has_name = path.parent.name.startswith(f"{name}-")
+            runs.append((len(changes), not has_name, -path.stat().st_mtime_ns, path.parent, changes))
     return min(runs)[3:] if runs else None
 
 
 def _result_keys(run: Path) -> dict[str, Any] | None:
-    """What the results of an earlier run depend on; None where its files do not say."""
+    """The keys on which the results of an earlier run depend; None where its files cannot be read."""
     try:
         kept = json.loads((run / "run.json").read_bytes()).get("result_keys")
         return dict(kept) if kept is not None else load_config(run / "config.yaml").result_keys()
@@ -106,7 +107,7 @@ def _shown(keys: dict[str, Any], key: str) -> str:
 
 
 def rounds_done(directory: RunDirectory) -> int:
-    """The rounds of a finished run, or that of the newest checkpoint; 0 if there is neither."""
+    """How many rounds a run has finished, by its summary or its newest checkpoint; 0 if it has neither."""
     kept = [int(path.stem.removeprefix("round-")) for path in directory.checkpoints.glob("round-*.json")]
     if (directory.path / "summary.json").exists():
         kept.append(int(directory.read_json("summary.json")["rounds"]))

@@ -1,4 +1,4 @@
-"""One run from its configuration to its summary: both phases, tracking, files, and a recorded end however it ends."""
+"""One run from its configuration to its summary: both phases, tracking, files, and a record of how it ended."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -49,7 +49,10 @@ def run_experiment(
     dataset: Dataset | None = None,
     mlflow: MlflowProcess | None = None,
 ) -> Result:
-    """Run a configuration, as `raysim.run`.  mlflow: the process that keeps the MLflow run; None: this one."""
+    """Run a configuration; arguments and errors are those of `raysim.run`.
+
+    mlflow: the process that writes the MLflow run; None: this process.
+    """
     with Display() as display, Signals() as signals, BackgroundStart(signals, session) as start:
         clock = PhaseClock()
         config = read_config(source, overrides, keys or {})
@@ -93,8 +96,9 @@ def _begin(
     start: BackgroundStart,
     mlflow: MlflowProcess | None,
 ) -> "_Run":
-    """Start Ray in the background and put the run on record; only an unusable MLflow store is still refused."""
-    config, prepared = experiment.config, experiment.prepared
+    """Start Ray in the background and begin the record; UserError only for an MLflow store that cannot be used."""
+    config = experiment.config
+    prepared = experiment.prepared
     directory = earlier or RunDirectory.create(config, experiment.name)
     setup = worker_setup(config, experiment.components.rule)
     worker_data = WorkerData(setup, prepared.dataset, prepared.partition)
@@ -107,7 +111,7 @@ def _begin(
 
 @dataclass
 class _Run:
-    """An experiment on its way: its record, and the Ray that works for it."""
+    """An experiment that is running: its record, and the Ray session that it uses."""
 
     experiment: Experiment
     record: Record
@@ -117,14 +121,14 @@ class _Run:
     resumed: bool
 
     def to_the_end(self) -> Result:
-        """Both phases; whatever happens, the run directory and the tracker say how it ended."""
+        """Run both phases; run directory and tracker then say how the run ended, even after an error."""
         try:
             self.record.begin()
             result = self._with_session()
         except BaseException as error:
             self._end(error)
             raise
-        self.signals.check()  # one that arrived after the end stops what would have come next, not this run
+        self.signals.check()  # a signal that arrived after the end does not change this run, but stops the program
         return result
 
     def _end(self, error: BaseException | None) -> None:
@@ -133,7 +137,8 @@ class _Run:
         self.record.end(error, self.signals, hint)
 
     def _with_session(self) -> Result:
-        config, display = self.experiment.config, self.record.display
+        config = self.experiment.config
+        display = self.record.display
         session = None
         try:
             with self.record.clock.timed("start"):
@@ -165,12 +170,14 @@ class _Run:
             self.record.notes.append(f"{pool.lost} workers were lost and replaced; {again}")
         self.record.clock.workers = pool.usage.workers()
         if self.start.alone:
-            session.discard_pool()  # what is left to do needs memory, but no worker
+            session.discard_pool()  # the remaining work needs memory, but no worker
         return self._finish(state, synthetic)
 
     def _images(self, pool: "Pool") -> Synthetic:
-        """Phase 1."""
-        config, prepared, display = self.experiment.config, self.experiment.prepared, self.record.display
+        """Phase 1: make the synthetic images."""
+        config = self.experiment.config
+        prepared = self.experiment.prepared
+        display = self.record.display
         with self.record.clock.timed("generate"):
             display.phase("images")
             synthetic = synthesise(
@@ -186,20 +193,22 @@ class _Run:
         return synthetic
 
     def _rounds(self, pool: "Pool", synthetic: Synthetic) -> ServerState:
-        """Phase 2, from the newest checkpoint where there is one."""
-        config, prepared, parts = self.experiment.config, self.experiment.prepared, self.experiment.components
+        """Phase 2: train the rounds, from the newest checkpoint where there is one."""
+        config = self.experiment.config
+        prepared = self.experiment.prepared
+        components = self.experiment.components
         server = Server(
             config,
             pool,
             prepared.partition,
             synthetic,
-            parts.algorithm,
-            parts.rule,
-            parts.optimiser,
-            parts.privacy,
+            components.algorithm,
+            components.rule,
+            components.optimiser,
+            components.privacy,
         )
         evaluator = Evaluator.of(config, pool, prepared.partition, prepared.dataset)
-        state = server.initial(parts.model.state())
+        state = server.initial(components.model.state())
         if self.resumed:
             with self.signals.held():
                 state = self.record.restore(state)
@@ -230,18 +239,24 @@ class _Run:
             self.record.track(result)
 
     def _checkpoint_if_due(self, result: RoundResult) -> None:
-        config, done = self.experiment.config, result.state.round
+        config = self.experiment.config
+        done = result.state.round
         if done % config.output.checkpoint_every == 0 or done == config.rounds:
             self.record.checkpoint()
 
     def _finish(self, state: ServerState, synthetic: Synthetic) -> Result:
-        """Model, tables, figures and summary."""
-        record, config, prepared = self.record, self.experiment.config, self.experiment.prepared
-        directory, tracker, parts = record.directory, record.tracker, self.experiment.components
-        model = parts.model
+        """Write model, tables, figures and summary."""
+        record = self.record
+        config = self.experiment.config
+        prepared = self.experiment.prepared
+        components = self.experiment.components
+        directory = record.directory
+        tracker = record.tracker
+        model = components.model
         model.load(state.model)
         model_path, model_sha256 = directory.write_model(model.state_dict())
-        metrics, clients = record.history.metrics.frame(), record.history.clients.frame()
+        metrics = record.history.metrics.frame()
+        clients = record.history.clients.frame()
         directory.write_metrics(metrics, clients)
         record.note(*summaries.not_finite(metrics))
         quality = None
@@ -261,7 +276,7 @@ class _Run:
             "status": "FINISHED",
             "model_sha256": model_sha256,
             "quality": quality,
-            "privacy": parts.privacy and parts.privacy.summary(metrics, "oui" in parts.rule.needs),
+            "privacy": components.privacy and components.privacy.summary(metrics, "oui" in components.rule.needs),
             "mlflow_run_id": tracker.run_id,
             "mlflow_uri": tracker.uri,
             "run_directory": str(directory.path),
@@ -278,7 +293,7 @@ class _Run:
 
 
 class _Progress:
-    """Shows each round, and how long those that are left will take at the pace so far."""
+    """Shows each round, and how long the remaining ones will take at the pace so far."""
 
     def __init__(self, display: Display, first: int, rounds: int) -> None:
         self.display = display

@@ -18,14 +18,14 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Restored:
-    """A state read back.  notes: on checkpoints that are damaged."""
+    """A state that was read from a checkpoint.  notes: messages about checkpoints that are damaged."""
 
     state: ServerState
     notes: list[str]
 
 
 def save(directory: Path, state: ServerState, history: History, keep: int) -> None:
-    """Write everything that the rounds after this one depend on, and what the history holds so far.
+    """Write a checkpoint: everything that later rounds depend on, and the history so far.
 
     Raises CheckpointError; older checkpoints stay intact.
     """
@@ -43,7 +43,7 @@ def save(directory: Path, state: ServerState, history: History, keep: int) -> No
 
 
 def load(directory: Path, history: History) -> Restored | None:
-    """The newest state that is whole, with the history cut back to it; None if there is no checkpoint.
+    """Read the newest state that is not damaged, and truncate the history to it; None if there is no checkpoint.
 
     Raises CheckpointError if there are checkpoints and every one of them is damaged.
     """

@@ -1,4 +1,4 @@
-"""What a finished run leaves behind: model, metrics, figures, summary."""
+"""The results of a finished run: figures, and the content of summary.json."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run.  metrics: one row a round.  summary: the content of summary.json.  directory: its files."""
+    """A finished run.  metrics: one row per round.  summary: the content of summary.json.  directory: its folder."""
 
     metrics: "pd.DataFrame"
     summary: dict[str, Any]
@@ -29,9 +29,9 @@ class Result:
 
 
 def not_finite(metrics: "pd.DataFrame") -> list[str]:
-    """A note on each loss or accuracy that is not finite in a round that measured it; usually none.
+    """Notes on each loss that is not finite in a round that measured it; usually none.
 
-    metrics: one row a round; columns of rounds that were not evaluated hold nan, and their `accuracy` does, too.
+    metrics: one row per round; in rounds that were not evaluated, `loss` and `accuracy` are nan.
     """
     notes = []
     evaluated = metrics["accuracy"].notna()
@@ -49,17 +49,19 @@ def not_finite(metrics: "pd.DataFrame") -> list[str]:
 
 def accuracy_auc(rounds: Iterable[float], accuracies: Iterable[float]) -> float:
     """Area under the accuracy curve (trapezoid rule) over the rounds that it spans; of a single value, that value."""
-    x, y = np.asarray(list(rounds), dtype=float), np.asarray(list(accuracies), dtype=float)
+    x = np.asarray(list(rounds), dtype=float)
+    y = np.asarray(list(accuracies), dtype=float)
     return float(np.trapezoid(y, x) / (x[-1] - x[0])) if len(x) > 1 else float(y[0])
 
 
 def figures(
     directory: RunDirectory, prepared: Prepared, metrics: "pd.DataFrame", clients: "pd.DataFrame", synthetic: Synthetic
 ) -> None:
-    """Accuracy over rounds, real and synthetic counts, example images, OUIs: PNG files in figures/."""
+    """Draw accuracy over rounds, real and synthetic counts, example images and OUIs: PNG files in figures/."""
     from raysim.ui import oui_plots, plots
 
-    folder, dataset = directory.figures, prepared.dataset
+    folder = directory.figures
+    dataset = prepared.dataset
     plots.accuracy_curve(metrics, folder / "accuracy.png")
     if prepared.partition.drawn is None:
         plots.client_counts(
@@ -74,7 +76,8 @@ def figures(
 def accuracy_summary(metrics: "pd.DataFrame") -> dict[str, float]:
     """Final, best (with its round), mean of the last five and area under the curve of the test accuracy."""
     measured = metrics[metrics["round"] > 0].dropna(subset=["accuracy"])
-    accuracy, rounds = measured["accuracy"].to_numpy(), measured["round"].to_numpy()
+    accuracy = measured["accuracy"].to_numpy()
+    rounds = measured["round"].to_numpy()
     best = int(np.argmax(accuracy))
     return {
         "final_accuracy": float(accuracy[-1]),
@@ -86,7 +89,7 @@ def accuracy_summary(metrics: "pd.DataFrame") -> dict[str, float]:
 
 
 def accuracy_by_class(metrics: "pd.DataFrame", classes: int) -> list[float | None] | None:
-    """Final accuracy of each class, null for one without test images; null as a whole where it was not measured."""
+    """Final accuracy of each class, None for a class without test images; None where it was not measured at all."""
     final = metrics.dropna(subset=["accuracy"]).iloc[-1]
     measured = [final.get(f"accuracy_class_{c}", np.nan) for c in range(classes)]
     return [None if np.isnan(a) else float(a) for a in measured] if not np.isnan(measured).all() else None
@@ -103,7 +106,7 @@ def accuracy_over_clients(metrics: "pd.DataFrame") -> dict[str, float]:
 
 
 def accuracy_by_client(metrics: "pd.DataFrame", prepared: Prepared) -> list[float | None] | None:
-    """Final accuracy of each client by its id, on its own mix of classes; null as a whole where not measured."""
+    """Final accuracy of each client by its id, on its own mix of classes; None where it was not measured at all."""
     by_class = accuracy_by_class(metrics, prepared.dataset.classes)
     if by_class is None:
         return None
@@ -115,11 +118,12 @@ def accuracy_by_client(metrics: "pd.DataFrame", prepared: Prepared) -> list[floa
 def summarise(
     config: Config, prepared: Prepared, metrics: "pd.DataFrame", synthetic: Synthetic, clock: PhaseClock
 ) -> dict[str, Any]:
-    """The content of summary.json, but for what only the run itself knows.
+    """The content of summary.json, without the entries that `lifecycle.runner` adds, such as the status.
 
-    Lists with an entry a client are empty for a partition that is drawn client by client.
+    Lists with one entry per client are empty for a partition that is drawn client by client.
     """
-    partition, C = prepared.partition, prepared.dataset.classes
+    partition = prepared.partition
+    C = prepared.dataset.classes
     counts_KC = partition.counts_KC if partition.drawn is None else np.empty((0, C), dtype=np.int64)
     return {
         **accuracy_summary(metrics),

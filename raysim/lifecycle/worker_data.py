@@ -1,4 +1,4 @@
-"""What every worker needs before anything else: the configured plug-ins, the images, who owns which of them."""
+"""The data that every worker needs before anything else: the configured plug-ins, the images and their partition."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from raysim.engine.pool import Pool
 class WorkerData:
     """Puts data set and partition into the object store and configures the workers of a pool, once.
 
-    dataset: from then on, a view of the images in the object store, which takes no memory of its own.
+    dataset: after `give`, a view of the images in the object store, which takes no memory of its own.
     """
 
     setup: WorkerSetup
@@ -21,9 +21,9 @@ class WorkerData:
     _given: Pool | None = None
 
     def give(self, pool: Pool) -> None:
-        """Share the images and configure the workers, unless this pool has been served."""
+        """Share the images and configure the workers of a pool, unless that was done before for this pool."""
         if pool is self._given:
             return
-        split_ref, self.dataset = put_shared(self.dataset)
-        pool.configure(self.setup, split_ref, put(self.partition))
+        dataset_ref, self.dataset = put_shared(self.dataset)
+        pool.configure(self.setup, dataset_ref, put(self.partition))
         self._given = pool
