@@ -1,5 +1,6 @@
 """Local algorithms that misbehave on purpose, found by their dotted names as a user's would be."""
 
+import contextlib
 import os
 import signal
 import time
@@ -56,3 +57,22 @@ class diverges(sgd):
 def by_square_of_size(table):
     """An aggregation rule that is a plain function."""
     return table.n_K.astype(float) ** 2
+
+
+@dataclass
+class slow_in_one_process(sgd):
+    """Plain SGD, whose clients each take `seconds` longer in the process that trains the first of them.
+
+    folder: where that process leaves its number.
+    """
+
+    folder: str = ""
+    seconds: float = 0.2
+
+    def start(self, job: Job) -> None:
+        """Wait, in the slow process."""
+        owner = Path(self.folder) / "slow"
+        with contextlib.suppress(FileExistsError), owner.open("x") as file:
+            file.write(str(os.getpid()))
+        if owner.read_text() == str(os.getpid()):
+            time.sleep(self.seconds)

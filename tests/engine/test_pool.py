@@ -103,15 +103,17 @@ def test_an_idle_worker_gets_what_a_slow_one_has_not_begun(
 
 @pytest.mark.parametrize("rule", ["fedavg", "fedoui"])
 def test_work_that_is_taken_back_is_done_once_and_to_the_same_bits(
-    run: Callable[..., Result], small: dict[str, Any], monkeypatch: pytest.MonkeyPatch, rule: str
+    run: Callable[..., Result], small: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rule: str
 ):
-    """A worker without work asks for what others have not begun, however little that would win; single clients."""
+    """One of three workers takes 0.2 s longer for each client; the others ask for what it has not begun."""
     small |= {
         "partition": {"name": "dirichlet", "clients": 24, "alpha": 0.5, "min_samples": 2}, "clients_per_round": 24,
         "aggregation": {"name": rule},
+        "local": {**small["local"], "name": "tiny_algorithms:slow_in_one_process", "folder": str(tmp_path)},
     }
     small["resources"] = {"workers": 3, "client_batching": "off"}
-    calm = run({**small, "resources": {"workers": 1}})
+    calm = run({**small, "resources": {"workers": 1}, "local": {**small["local"], "seconds": 0.0}})
+    (tmp_path / "slow").unlink()
     monkeypatch.setattr(schedule, "WORTH_S", -1e9)
     given_back: list[Any] = []
     take_back = Chunk.take_back
@@ -126,7 +128,7 @@ def test_work_that_is_taken_back_is_done_once_and_to_the_same_bits(
     assert given_back
     assert disturbed.summary["model_sha256"] == calm.summary["model_sha256"]
     assert disturbed.metrics["accuracy"].tolist() == calm.metrics["accuracy"].tolist()
-    assert disturbed.metrics["participants"].tolist() == [24, 24, 24]
+    assert disturbed.metrics["participants"][1:].tolist() == [24, 24, 24]
 
 
 def test_the_time_limit_is_for_each_item_of_the_call_that_runs(session: "Session"):
