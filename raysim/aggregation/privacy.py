@@ -14,7 +14,10 @@ amplifies privacy (arXiv 1808.00087) as long as nobody learns who took part and 
 Where clients do keep something, cohorts count as known, and epsilon is that of the client that takes part most often.
 
 Noise at the client.  N(0, (z clip)^2) is added to each update before it is sent: z / 2 again, for each of the rounds in
-which the client takes part. It does not depend on cohort, weights or rule.
+which the client takes part. What is computed from the sent updates and from sizes costs no more privacy, so a rule may
+weigh by them as it likes. A rule may not read what clients report without noise (OUIs, steps, whether they clipped):
+its weights, and with them the level of the noise in the published model, would tell of it. So it reads a table of
+sizes alone, and one that declares or may have such needs is refused.
 """
 
 from dataclasses import dataclass
@@ -37,6 +40,10 @@ if TYPE_CHECKING:
 _REMEDY = (
     "use aggregation.name=uniform, or aggregation.name=fixed_denominator, which weighs by size with a denominator that "
     "no cohort changes"
+)
+_CLIENT_REMEDY = (
+    "use a rule that reads sizes and the sent updates alone: fedavg, uniform, fixed_denominator, fedalign, krum, "
+    "multi_krum, median or trimmed_mean"
 )
 
 
@@ -76,9 +83,17 @@ class PrivacyMechanism:
         is left out.
         """
         clients = len(n_K)
-        if options.noise_at == "client":
-            return cls(options, clients, per_round, 1.0, secret_cohorts=False)
         weights_K = rule.constant_weights(n_K, per_round)
+        if options.noise_at == "client":
+            if weights_K is None and not reads_updates_alone(rule):
+                raise UserError(f"update.noise_at = client: {_unnoised(rule, name)}; {_CLIENT_REMEDY}")
+            if drops:
+                raise UserError(
+                    "resources.on_client_failure = drop: whether a client is left out because its training diverged "
+                    "depends on its samples, and the noise that it adds to its update does not hide it; use "
+                    "on_client_failure=raise"
+                )
+            return cls(options, clients, per_round, 1.0, secret_cohorts=False)
         if weights_K is None:
             raise UserError(f"update.noise_at = server: {_refusal(rule, name, clients, per_round)}; {_REMEDY}")
         if drops and rule.normalises:
@@ -94,6 +109,11 @@ class PrivacyMechanism:
         """Standard deviation of the noise on each coordinate: of the weighted sum, or of one client's update."""
         assert self.options.clip is not None  # `Update.problems` refuses noise without it
         return self.options.noise_multiplier * self.options.clip * self.largest_weight
+
+    @property
+    def hides_reports(self) -> bool:
+        """Whether rules must not read what clients report besides their updates, which carry the clients' own noise."""
+        return self.options.noise_at == "client"
 
     def noisy(self, update_P: FloatArray, w_K: FloatArray, generator: np.random.Generator) -> FloatArray:
         """Add the server's noise to the weighted sum, unless the clients have added theirs: P.
@@ -160,6 +180,28 @@ def clients_keep_state(options: Update, algorithm: "LocalAlgorithm", buffers: st
     return trains or options.top_k is not None or buffers == "local"
 
 
+def reads_updates_alone(rule: "AggregationRule") -> bool:
+    """Whether a rule computes the combined update from sizes and the updates as they were sent, and nothing else.
+
+    True for a class that declares no `needs`; false for a plain function, which does not say what it reads.
+    """
+    from raysim.config.protocols import FunctionRule
+
+    return not rule.needs and not isinstance(rule, FunctionRule)
+
+
+def _unnoised(rule: "AggregationRule", name: str) -> str:
+    if rule.needs:
+        return (
+            f"aggregation.name = {name} weighs clients by {' and '.join(rule.needs)}, which they report without noise, "
+            "and the published model tells those weights"
+        )
+    return (
+        f"aggregation.name = {name} is a plain function, which does not declare what it reads, and clients also report "
+        "values without noise; make it a class without `needs` if it reads sizes and updates alone"
+    )
+
+
 def _refusal(rule: "AggregationRule", name: str, clients: int, per_round: int) -> str:
     if rule.streams:
         return (
@@ -168,7 +210,8 @@ def _refusal(rule: "AggregationRule", name: str, clients: int, per_round: int) -
         )
     return (
         f"aggregation.name = {name} weighs clients by what they computed, so one client also changes the weights of "
-        "the others, by more than this noise hides; set update.noise_at=client"
+        "the others, by more than this noise hides"
+        + ("; set update.noise_at=client" if reads_updates_alone(rule) else "")
     )
 
 

@@ -121,8 +121,9 @@ class Server:
         round_ = trained.round
         tasks = [round_.tasks[k] for k in round_.clients]
         table = self._table(round_.number, tasks, round_.reports)
-        weights = trained.weights or self._weights(state, table, round_)
-        model, optimiser = self._step(state, round_, table, weights)
+        seen = self._seen_by_rule(table)
+        weights = trained.weights or self._weights(state, seen, round_)
+        model, optimiser = self._step(state, round_, seen, weights)
         after = ServerState(
             round_.number,
             model,
@@ -178,6 +179,11 @@ class Server:
         if reports:
             columns["effective_steps"] = np.array([r.effective_steps for r in reports])
         return RoundTable(number, np.array([t.client for t in tasks]), n_K, columns)
+
+    def _seen_by_rule(self, table: RoundTable) -> RoundTable:
+        """The table that the aggregation rule reads: without the columns where clients add noise to updates alone."""
+        hidden = self.privacy is not None and self.privacy.hides_reports
+        return RoundTable(table.round, table.client_K, table.n_K) if hidden else table
 
     def _sum_weights(self, tasks: Sequence[ClientTask], w_K: FloatArray) -> dict[int, SumWeights]:
         """Updates weigh by the rule, float buffers by n_k, further vectors by one over all registered clients."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from raysim.aggregation.common import registered_sizes
-from raysim.aggregation.privacy import PrivacyMechanism, clients_keep_state, require_library
+from raysim.aggregation.privacy import PrivacyMechanism, clients_keep_state, reads_updates_alone, require_library
 from raysim.config.load import load_config
 from raysim.config.plugin_guard import blaming
 from raysim.config.protocols import AggregationRule, ImageGenerator, LocalAlgorithm, ServerOptimiser
@@ -188,9 +188,10 @@ def _check_privacy(config: Config, rule: AggregationRule, algorithm: LocalAlgori
             "that no noise hides; use a model without them"
         )
     if config.update.noise_at == "server" and not rule.is_weighted_sum:
+        remedy = "update.noise_at=client or another rule" if reads_updates_alone(rule) else "another rule"
         raise UserError(
             f"update.noise_at = server: {config.aggregation.name} is no weighted sum, so what one client can change "
-            "of it is not bounded; use update.noise_at=client or another rule"
+            f"of it is not bounded; use {remedy}"
         )
     require_library()
 

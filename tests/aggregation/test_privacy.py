@@ -89,8 +89,8 @@ def test_a_weight_beyond_what_the_noise_was_made_for_ends_the_run():
         private.noisy(np.zeros(3), np.array([0.6, 0.4]), np.random.default_rng(0))
 
 
-def test_noise_at_the_client_is_the_same_for_every_rule_and_cohort():
-    for rule in (fedavg(), fedoui(), krum()):
+def test_noise_at_the_client_is_the_same_for_every_rule_of_sizes_and_sent_updates():
+    for rule in (fedavg(), uniform(), fixed_denominator(), fedalign(), krum(), multi_krum(), median(), trimmed_mean()):
         private = mechanism(rule, [500, *[100] * 9], 5, noise_at="client")
         assert private.std == 8.0
         assert not private.secret_cohorts
@@ -162,6 +162,56 @@ def test_one_update_moves_a_rule_that_looks_at_updates_by_far_more_than_its_own_
         sums.append(updates.weighted_sum(w_K)[0])
         assert 2 * w_K.max() < 0.334
     assert sums[0] - sums[1] == pytest.approx(moved, abs=2e-3)
+
+
+def by_whatever_the_table_holds(table):
+    return np.ones(len(table.n_K))
+
+
+def function_rule():
+    from raysim.config.registry import complete
+
+    return complete("aggregation", by_whatever_the_table_holds)()
+
+
+@pytest.mark.parametrize(
+    ("rule", "read"),
+    [(fedoui(), "by oui"), (fedoui_align(), "by oui"), (fednova(), "by effective_steps"),
+     (function_rule(), "is a plain function")],
+    ids=lambda value: type(value).__name__,
+)
+def test_noise_at_the_client_refuses_a_rule_that_may_weigh_by_what_clients_report_without_noise(rule, read):
+    with pytest.raises(UserError, match=rf"noise_at = client: .*{read}.*fedalign, krum") as refused:
+        mechanism(rule, [100] * 10, 10, noise_at="client")
+    assert "noise_at=client" not in str(refused.value)
+    with pytest.raises(UserError) as refused:
+        mechanism(rule, [100] * 10, 10)
+    assert "noise_at=client" not in str(refused.value)
+
+
+@pytest.mark.parametrize("rule", [fedalign(), krum(), median()], ids=lambda rule: type(rule).__name__)
+def test_noise_at_the_client_is_recommended_for_rules_of_updates_alone(rule):
+    with pytest.raises(UserError, match=r"set update\.noise_at=client"):
+        mechanism(rule, [100] * 10, 10)
+
+
+def test_noise_at_the_client_does_not_hide_which_clients_drop_out():
+    with pytest.raises(UserError, match="on_client_failure = drop: whether a client is left out"):
+        mechanism(fedavg(), [100] * 10, 5, drops=True, noise_at="client")
+
+
+@pytest.mark.parametrize(("where", "columns"), [("client", []), ("server", ["clipped", "effective_steps"])])
+def test_with_noise_at_the_client_a_rule_sees_sizes_alone(where, columns):
+    """Norms, inner products and slices are those of the sent update; the table would add what has no noise."""
+    from types import SimpleNamespace
+
+    from raysim.federation.server import Server
+
+    server = SimpleNamespace(privacy=mechanism(uniform(), [3, 5], 2, noise_at=where))
+    columns_K = {"clipped": np.ones(2), "effective_steps": np.full(2, 7.0)}
+    seen = Server._seen_by_rule(server, RoundTable(1, np.arange(2), np.array([3, 5]), columns_K))
+    assert seen.n_K.tolist() == [3, 5]
+    assert sorted(seen.columns) == columns
 
 
 # What clients remember

@@ -30,6 +30,7 @@ def check(change: dict[str, Any]) -> None:
 
 
 NOISE = {"update": {"clip": 1.0, "noise_multiplier": 1.0}}
+AT_CLIENT = {"update": {**NOISE["update"], "noise_at": "client"}}
 REFUSED = [
     ({"local": {"name": "scaffold", "momentum": 0.9}}, r"local\.momentum = 0\.9: SCAFFOLD"),
     ({"local": {"name": "scaffold", "clip": 1.0}}, r"local\.clip = 1\.0"),
@@ -56,6 +57,10 @@ REFUSED = [
     ({**NOISE, "aggregation": {"name": "median"}}, r"median is no weighted sum"),
     ({**NOISE, "aggregation": {"name": "tiny_algorithms:by_square_of_size"}}, r"weighs clients by what they computed"),
     ({**NOISE, "aggregation": {"name": "uniform"}, "resources": {"on_client_failure": "drop"}}, r"failure = drop"),
+    ({**AT_CLIENT, "aggregation": {"name": "fedoui"}}, r"noise_at = client: .*fedoui weighs clients by oui"),
+    ({**AT_CLIENT, "aggregation": {"name": "fednova"}}, r"noise_at = client: .*fednova weighs clients by effective_st"),
+    ({**AT_CLIENT, "aggregation": {"name": "tiny_algorithms:by_square_of_size"}}, r"by_square_of_size is a plain func"),
+    ({**AT_CLIENT, "resources": {"on_client_failure": "drop"}}, r"failure = drop: whether a client is left out"),
 ]
 
 
@@ -72,7 +77,8 @@ ALLOWED = [
     {**NOISE, "clients_per_round": 4, "aggregation": {"name": "uniform"}},
     {**NOISE, "clients_per_round": 4, "aggregation": {"name": "fixed_denominator", "cap": 20}},
     {**NOISE, "aggregation": {"name": "fixed_denominator"}, "resources": {"on_client_failure": "drop"}},
-    {"update": {"clip": 1.0, "noise_multiplier": 1.0, "noise_at": "client"}, "aggregation": {"name": "multi_krum"}},
+    {**AT_CLIENT, "clients_per_round": 4},
+    *({**AT_CLIENT, "aggregation": {"name": name}} for name in ("multi_krum", "krum", "median", "fedalign")),
     {"local": {"name": "scaffold", "momentum": 0.9, "allow_momentum": True}},
     {"local": {"name": "scaffold"}, "allocation": {"name": "fedeas", "beta": 2}},
     {"local": {"name": "fedprox"}, "aggregation": {"name": "fedoui"}},
