@@ -12,7 +12,7 @@ from raysim.config.schema import MODIFIERS, PLUGIN_SECTIONS, SECTIONS, Config, S
 from raysim.config.yaml_io import parse_overrides, plain_copy, read_yaml
 from raysim.core.errors import ConfigError
 from raysim.core.plain import Plain, PlainDict, PlainMapping
-from raysim.core.validation import closest, problems_of
+from raysim.core.validation import closest, problems_of, show
 
 SORTS = {
     "data": "a data set", "partition": "a partition", "allocation": "an allocation policy", "generator": "a generator",
@@ -54,10 +54,18 @@ def key_called(word: str) -> str | None:
 _LIGHT = ("partition", "allocation", "local", "aggregation", "server")  # sections whose plug-ins need no torch
 
 
-def apply_overrides(plain: PlainDict, overrides: Iterable[str]) -> list[str]:
-    """Set dotted keys (`allocation.beta=8`) in place; returns notes on keys that a changed name made meaningless."""
-    # A changed name comes first: the file's keys for the old plug-in go, the command line's own keys stay.
-    assignments = sorted(parse_overrides(overrides), key=lambda a: a[0][-1] != "name")
+def apply_overrides(plain: PlainDict, overrides: Iterable[str], changes: PlainMapping | None = None) -> list[str]:
+    """Set dotted keys (`allocation.beta=8`) in place; returns notes on keys that a changed name made meaningless.
+
+    A mapping for a section (`local={epochs: 3}`) sets the keys that it names, and the section's others stay.
+    changes: values of top-level keys, of which the same is true.  Raises ConfigError for a key that is set twice, to
+    different values.
+    """
+    given = [([key], value) for key, value in plain_copy(changes or {}).items()]
+    assignments = _single_keys([*given, *parse_overrides(overrides)])
+    # A changed name comes first: the file's keys for the old plug-in go, the command line's own keys stay. A whole
+    # value comes before what is set inside it.
+    assignments.sort(key=lambda a: (a[0][-1] != "name", len(a[0])))
     notes: list[str] = []
     for steps, value in assignments:
         node = plain
@@ -69,6 +77,49 @@ def apply_overrides(plain: PlainDict, overrides: Iterable[str]) -> list[str]:
             notes += _drop_foreign_keys(steps[0], node, value)
         node[steps[-1]] = value
     return notes
+
+
+_Assignment = tuple[list[str], Plain]
+
+
+def _single_keys(assignments: Iterable[_Assignment]) -> list[_Assignment]:
+    """The assignments with each mapping for a section taken apart into its keys.
+
+    Raises ConfigError for keys that are set twice to different values, also once whole and once in part.
+    """
+    found: list[_Assignment] = []
+    problems: list[str] = []
+    for steps, value in assignments:
+        if len(steps) > 1 or not isinstance(value, dict):
+            found.append((steps, value))
+            continue
+        found += [([*steps, key], inner) for key, inner in value.items()]
+        if not value:
+            problems.append(
+                f"{steps[0]} = {{}}: names no key, so nothing would change; name the keys of `{steps[0]}` to change"
+            )
+    for i, one in enumerate(found):
+        for other in found[i + 1 :]:
+            problems += _contradiction(*sorted((one, other), key=lambda assignment: len(assignment[0])))
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)), "the changes to the configuration")
+    return found
+
+
+def _contradiction(outer: _Assignment, inner: _Assignment) -> list[str]:
+    """What is wrong where both assignments set one key, the first perhaps whole and the second in part; at most one."""
+    (steps, whole), (more, part) = outer, inner
+    if more[: len(steps)] != steps:
+        return []
+    value = whole
+    for step in more[len(steps) :]:
+        if isinstance(value, dict) and step not in value:
+            return []
+        value = value[step] if isinstance(value, dict) else None
+    if repr(value) == repr(part) and (isinstance(whole, dict) or steps == more):
+        return []
+    here, there = ".".join(steps), ".".join(more)
+    return [f"{here} = {show(whole)} and {there} = {show(part)} contradict each other; remove one"]
 
 
 def _drop_foreign_keys(section: str, node: PlainDict, name: Plain) -> list[str]:
@@ -196,16 +247,18 @@ def _cross_checks(config: Config) -> list[str]:
 
 
 def load_config(
-    source: str | Path | PlainMapping, overrides: Iterable[str] = (), sections: Sequence[str] = PLUGIN_SECTIONS
+    source: str | Path | PlainMapping, overrides: Iterable[str] = (), sections: Sequence[str] = PLUGIN_SECTIONS,
+    changes: PlainMapping | None = None,
 ) -> Config:
     """A checked configuration from a YAML file or a mapping, with dotted overrides such as `allocation.beta=8`.
 
+    changes: values of top-level keys; a mapping sets the keys of its section that it names, and the others stay.
     Raises ConfigError that lists every problem, each with its key, its value, what is accepted and the nearest name.
     """
     plain = plain_copy(source) if isinstance(source, Mapping) else read_yaml(source)
     check_command(plain, "raysim run", None if isinstance(source, Mapping) else source)
-    notes = apply_overrides(plain, overrides)
+    notes = apply_overrides(plain, overrides, changes)
     where = "the configuration" if isinstance(source, Mapping) else str(source)
-    config = build(plain, f"{where} with the overrides given" if overrides else where, sections)
+    config = build(plain, f"{where} with the overrides given" if overrides or changes else where, sections)
     config.changes.extend(notes)
     return config

@@ -1,6 +1,6 @@
 """Builds the plug-ins of a configuration, and refuses what cannot work together."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -15,7 +15,6 @@ from raysim.config.load import load_config
 from raysim.config.plugin_guard import blaming
 from raysim.config.protocols import AggregationRule, ImageGenerator, LocalAlgorithm, ServerOptimiser
 from raysim.config.schema import AggregationSection, Config, Section
-from raysim.config.yaml_io import read_yaml
 from raysim.core.errors import UserError
 from raysim.core.plain import PlainMapping
 from raysim.core.records import IntArray
@@ -52,9 +51,7 @@ def read_config(source: Source, overrides: Iterable[str], keys: PlainMapping) ->
     """Read the configuration given to `raysim.run`: a YAML file, a mapping or a Config, with changes to its keys."""
     if isinstance(source, Config):
         source = source.resolved()
-    if keys:
-        source = {**(source if isinstance(source, Mapping) else read_yaml(source)), **keys}
-    return load_config(source, overrides)
+    return load_config(source, overrides, changes=keys)
 
 
 @overload

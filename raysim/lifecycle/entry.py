@@ -28,7 +28,8 @@ def run(
 ) -> "Result":
     """Run a configuration: a YAML file, a mapping, or a Config.
 
-    overrides: dotted keys as on the command line (`allocation.beta=8`).  keys: top-level keys, such as rounds=5.
+    overrides: dotted keys as on the command line (`allocation.beta=8`).  keys: top-level keys, such as rounds=5;
+    a mapping sets the keys of its section that it names, and the others stay.
     resume: go on with the newest run of this configuration, from its last checkpoint, to the same result.
     accept_changes: resume although code or versions have changed, which may change the result.
     session, dataset: an open Ray session and a loaded data set, for runs that follow one another.
@@ -57,10 +58,12 @@ def _tracks(source: "Source", overrides: Iterable[str], keys: Mapping[str, Any])
             plain = source.resolved()
         else:
             plain = dict(source) if isinstance(source, Mapping) else read_yaml(source)
-        tracking = keys.get("tracking", plain.get("tracking"))
-        uri = tracking.get("uri") if isinstance(tracking, Mapping) else None
-        for steps, value in parse_overrides(overrides):
-            uri = value if list(steps) == ["tracking", "uri"] else uri
+        uri = None
+        changes = [(["tracking"], plain.get("tracking")), (["tracking"], keys.get("tracking"))]
+        for steps, value in [*changes, *parse_overrides(overrides)]:
+            if steps == ["tracking"] and isinstance(value, Mapping):
+                uri = value.get("uri", uri)
+            uri = value if steps == ["tracking", "uri"] else uri
     except (ConfigError, OSError, AttributeError):
         return False  # it comes again, and is reported, where the configuration is read in full
     return uri != "none"

@@ -269,6 +269,66 @@ def test_a_changed_name_leaves_out_the_keys_of_the_old_plugin_and_says_so():
     assert problems(source, ["allocation.name=none", "allocation.beta=3"])[0].startswith("allocation.beta = 3: no such")
 
 
+NOISE = "update.noise_multiplier=1.0"
+
+
+@pytest.mark.parametrize("overrides", [[NOISE, "update={clip: 1.0}"], ["update={clip: 1.0}", NOISE]], ids=str)
+def test_a_mapping_for_a_section_keeps_what_else_is_set_in_it(overrides):
+    config = load_config(BASE, overrides, LIGHT)
+    assert (config.update.clip, config.update.noise_multiplier) == (1.0, 1.0)
+    assert load_config(BASE, [NOISE], LIGHT, changes={"update": {"clip": 1.0}}).hash() == config.hash()
+
+
+def test_a_mapping_for_a_section_keeps_the_other_keys_of_the_file():
+    source = {**BASE, "partition": {"name": "dirichlet", "clients": 4, "min_samples": 3}, "local": {"epochs": 2}}
+    config = load_config(source, ["partition={alpha: 1.0}"], LIGHT, changes={"local": {"lr": 0.5}})
+    assert {key: config.partition.params[key] for key in ("clients", "alpha", "min_samples")} == {
+        "clients": 4, "alpha": 1.0, "min_samples": 3,
+    }
+    assert (config.local.params["epochs"], config.local.params["lr"]) == (2, 0.5)
+
+
+@pytest.mark.parametrize("overrides", [["local.name=fedprox", "local={epochs: 3}"], ["local={epochs: 3}"]], ids=str)
+def test_a_mapping_for_a_section_keeps_the_plugin_that_is_named(overrides):
+    config = load_config({**BASE, "local": {"name": "fedprox", "mu": 0.5}}, overrides, LIGHT)
+    assert (config.local.name, config.local.params["mu"], config.local.params["epochs"]) == ("fedprox", 0.5, 3)
+
+
+def test_a_mapping_with_another_name_leaves_out_the_keys_of_the_old_plugin_and_says_so():
+    source = {**BASE, "allocation": {"name": "fedeas", "beta": 8}}
+    config = load_config(source, ["allocation={name: uniform, total: 20}"], LIGHT)
+    assert config.allocation.params == {"total": 20}
+    assert config.notes == ["allocation.name=uniform leaves out allocation.beta, which 'uniform' does not take"]
+
+
+def test_a_mapping_inside_a_section_is_a_new_value_and_may_be_completed_in_any_order():
+    source = {**BASE, "partition": {"label_noise": {"fraction": 0.1, "rate": 0.1, "kind": "pair"}}}
+    whole, part = "partition.label_noise={fraction: 0.5, rate: 0.2}", "partition.label_noise.kind=symmetric"
+    noise = {"fraction": 0.5, "rate": 0.2, "kind": "symmetric"}
+    for overrides in ([whole, part], [part, whole]):
+        assert load_config(source, overrides, LIGHT).resolved()["partition"]["label_noise"] == noise
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["update={clip: 1.0}", "update.clip=2.0"], "update.clip = 1.0 and update.clip = 2.0 contradict"),
+        (["local.lr=0.1", "local=fedprox"], "local = fedprox and local.lr = 0.1 contradict each other; remove one"),
+        (["allocation.total.of=full", "allocation.total=9"], "allocation.total = 9 and allocation.total.of = full"),
+        (["allocation.total={of: fedeas, beta: 3}", "allocation.total.beta=4"], "allocation.total.beta = 4 contradict"),
+        (["update={}"], "update = {}: names no key"),
+    ],
+)
+def test_a_key_set_twice_to_different_values_is_refused(overrides, problem):
+    for order in (overrides, overrides[::-1]):
+        assert any(problem in found or "update.clip = 2.0 and update.clip = 1.0" in found
+                   for found in problems(BASE, order))
+
+
+def test_a_key_set_twice_to_one_value_is_accepted():
+    assert load_config(BASE, ["update={clip: 1.0}", "update.clip=1.0"], LIGHT).update.clip == 1.0
+
+
 def test_mappings_from_python_may_hold_paths_tuples_and_numpy_numbers():
     data = {"name": "digits", "augment": ()}
     source = {"data": data, "rounds": 3, "seed": np.int64(7), "output": {"dir": Path("x/y")}}
