@@ -134,25 +134,32 @@ class PrivacyMechanism:
         """Epsilon at `options.delta` after so many rounds, by Renyi differential privacy.
 
         participations: how often the client took part that did so most often.  Composed over the rounds (arXiv
-        1702.07476, with sampling 1808.00087).
+        1702.07476, with sampling 1808.00087). Where cohorts are secret it is the smaller of two bounds: with sampling,
+        and that of a client that takes part in every round, which is the smaller one where most clients do.
         """
         from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent
         from dp_accounting.privacy_accountant import NeighboringRelation
         from dp_accounting.rdp import RdpAccountant
 
-        event: Any = GaussianDpEvent(self.options.noise_multiplier / 2)  # the package has no types
-        times = participations
-        if self.secret_cohorts:
-            event = SampledWithoutReplacementDpEvent(self.clients, self.per_round, event)
-            times = rounds
-        accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
-        accountant.compose(event, times)
-        return float(accountant.get_epsilon(self.options.delta))
+        noise: Any = GaussianDpEvent(self.options.noise_multiplier / 2)  # the package has no types
 
-    def summary(self, metrics: "pd.DataFrame", oui: bool) -> PlainDict:
+        def composed(event: Any, times: int) -> float:
+            accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+            accountant.compose(event, times)
+            return float(accountant.get_epsilon(self.options.delta))
+
+        if not self.secret_cohorts:
+            return composed(noise, participations)
+        sampled = SampledWithoutReplacementDpEvent(self.clients, self.per_round, noise)
+        return min(composed(sampled, rounds), composed(noise, rounds))
+
+    def summary(
+        self, metrics: "pd.DataFrame", *, oui: bool, generator: str | None = None, shared_budget: bool = False
+    ) -> PlainDict:
         """Describe, for summary.json, what the run guarantees and what is outside the guarantee.
 
-        metrics: one row per round, with `epsilon`.  oui: whether clients report OUIs.
+        metrics: one row per round, with `epsilon`.  oui: whether clients report OUIs.  generator: the name of what made
+        the synthetic images; None without any.  shared_budget: whether a total of synthetic images is shared out.
         """
         z = self.options.noise_multiplier
         at_server = self.options.noise_at == "server"
@@ -167,7 +174,9 @@ class PrivacyMechanism:
             "accountant": f"Renyi differential privacy, dp-accounting {version('dp-accounting')}",
             "delta": self.options.delta,
             "epsilon": float(metrics["epsilon"].iloc[-1]),
-            "outside_guarantee": _outside(at_server, self.secret_cohorts, oui),
+            "outside_guarantee": [
+                *_outside(at_server, self.secret_cohorts, oui), *_outside_in_data(generator, shared_budget),
+            ],
         }
 
 
@@ -229,3 +238,17 @@ def _outside(at_server: bool, secret_cohorts: bool, oui: bool) -> list[str]:
         *(["each client's update as the server receives it"] if at_server else []),
         "the seed: whoever knows it can work out the noise",
     ]
+
+
+def _outside_in_data(generator: str | None, shared_budget: bool) -> list[str]:
+    """The list, for people, of what training reads that was computed from clients' samples without noise."""
+    found = ["the mean and standard deviation by which inputs are scaled, taken from the pixels of all clients"]
+    if generator is None:
+        return found
+    if generator != "oracle":  # whose images no client owns
+        found.append("synthetic images, whose generator was trained on clients' images or on unknown ones")
+    found.append(
+        "how many synthetic images a client gets of each class, worked out from clients' class counts"
+        + (": a total is shared out, so one client's counts also change the numbers of others" if shared_budget else "")
+    )
+    return found

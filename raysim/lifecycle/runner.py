@@ -276,7 +276,12 @@ class _Run:
             "status": "FINISHED",
             "model_sha256": model_sha256,
             "quality": quality,
-            "privacy": components.privacy and components.privacy.summary(metrics, "oui" in components.rule.needs),
+            "privacy": components.privacy and components.privacy.summary(
+                metrics,
+                oui="oui" in components.rule.needs,
+                generator=config.generator.name if prepared.quota_KC.any() else None,
+                shared_budget=config.allocation.params.get("total") is not None,
+            ),
             "mlflow_run_id": tracker.run_id,
             "mlflow_uri": tracker.uri,
             "run_directory": str(directory.path),

@@ -197,6 +197,7 @@ def _rows(summary: PlainMapping, blocks: bool) -> list[tuple[str, str]]:
         ("Clients", _clients(summary, blocks)),
         ("Skew", _skew(summary, blocks)),
         ("Images", _images(summary)),
+        ("Privacy", _privacy(summary)),
         *_time(summary, blocks),
         ("Workers", _workers(summary)),
         *(("Note", str(note)) for note in summary.get("notes") or []),
@@ -244,6 +245,14 @@ def _images(summary: PlainMapping) -> str:
         text += saved
     rate = summary.get("images_per_s")
     return text + (f", made at {rate:,.1f} a second" if made and rate else "")
+
+
+def _privacy(summary: PlainMapping) -> str:
+    claim = summary.get("privacy")
+    if not claim:
+        return ""
+    told = f"epsilon {claim['epsilon']:.4g} at delta {claim['delta']:g}"
+    return f"{told}; summary.json says what lies outside this guarantee"
 
 
 def _time(summary: PlainMapping, blocks: bool) -> list[tuple[str, str]]:

@@ -235,7 +235,32 @@ def test_where_cohorts_are_known_epsilon_is_that_of_the_client_that_took_part_mo
     assert local.epsilon(50, 7) == remembers.epsilon(50, 7)
 
 
+def outside(**keys) -> str:
+    import pandas as pd
+
+    told = mechanism(uniform(), [100] * 10, 5).summary(pd.DataFrame({"epsilon": [1.0]}), **keys)
+    return "; ".join(told["outside_guarantee"])
+
+
+@needs_library
+def test_the_summary_names_what_training_reads_of_clients_data_without_noise():
+    """Pixels enter the scale of inputs; the shipped weights are not known to be trained on public images."""
+    assert "mean and standard deviation" in outside(oui=False)
+    assert "synthetic images, whose" not in outside(oui=False)
+    assert "generator was trained on clients' images or on unknown ones" in outside(oui=False, generator="ddpm")
+    assert "whose generator" not in outside(oui=False, generator="oracle")
+    assert "numbers of others" not in outside(oui=False, generator="oracle")
+    assert "numbers of others" in outside(oui=False, generator="oracle", shared_budget=True)
+
+
 # The accountant
+
+
+@needs_library
+def test_with_sampling_epsilon_is_never_above_the_bound_that_holds_without_it():
+    """9 of 10 clients, z = 2, 10 rounds: 19.05 for a client in every round, and 23.66 by the analysis of sampling."""
+    assert epsilon(10, 9, 2.0, 10) == epsilon(10, 10, 2.0, 10) == pytest.approx(19.05, abs=0.01)
+    assert epsilon(1000, 10, 2.0, 10) < epsilon(10, 10, 2.0, 10) / 10
 
 
 def gaussian_bound(sigma: float, times: int, delta: float) -> float:

@@ -196,3 +196,11 @@ def test_a_terminal_that_is_gone_takes_nothing_more_and_costs_no_run(live):
         display.phase("round")
         display.round(1, 2, {"accuracy": 0.5}, 3.0)
         display.summary({"dataset": "digits", "rounds": 1, "final_accuracy": 0.5})
+
+
+def test_epsilon_is_told_in_one_line_where_noise_is_added():
+    claim = {"epsilon": 19.0536, "delta": 1e-5, "outside_guarantee": ["sizes"]}
+    lines = summary_of({**SUMMARY, "privacy": claim}).splitlines()
+    told = "Privacy   epsilon 19.05 at delta 1e-05; summary.json says what lies outside this guarantee"
+    assert " ".join(told.split()) in [" ".join(line.split()) for line in lines]
+    assert "Privacy" not in summary_of(SUMMARY) and "Privacy" not in summary_of({**SUMMARY, "privacy": None})
