@@ -180,6 +180,12 @@ def build(
     if problems or config is None:
         raise ConfigError(problems, source)
     on_purpose = chosen(keys(config.resolved(), sections), set_by_user)
+    for section in PLUGIN_SECTIONS:
+        # The name of the default plug-in, in a section that is written out in full, is no choice either.
+        default = Config.model_fields[section].default
+        full = all(f"{section}.{key}" in set_by_user for key in getattr(config, section).model_dump())
+        if isinstance(default, Section) and full and getattr(config, section).name == default.name:
+            on_purpose.pop(f"{section}.name", None)
     config.remember([], list(without_effect(on_purpose.values()).values()), frozenset(on_purpose))
     return config
 
@@ -239,11 +245,17 @@ def _check_section(section: str, given: PlainDict, deep: bool) -> tuple[PlainDic
 
 
 def _cross_checks(config: Config) -> list[str]:
+    found = config.update.problems()
+    if config.output.cache is not None and config.output.cache.strip().lower() in ("", "none", "no", "off", "false"):
+        found.append(
+            f"output.cache = {show(config.output.cache)}: a text names a folder; write null for no cache, or a path "
+            "such as ./none for a folder of this name"
+        )
     clients, per_round = config.partition.params.get("clients"), config.clients_per_round
     if isinstance(clients, int) and isinstance(per_round, int) and per_round > clients:
         there = f"there are only {clients} clients (partition.clients); use at most {clients}"
-        return [*config.update.problems(), f"clients_per_round = {per_round}: {there}, or a fraction such as 1.0"]
-    return config.update.problems()
+        return [*found, f"clients_per_round = {per_round}: {there}, or a fraction such as 1.0"]
+    return found
 
 
 def load_config(

@@ -329,6 +329,21 @@ def test_a_key_set_twice_to_one_value_is_accepted():
     assert load_config(BASE, ["update={clip: 1.0}", "update.clip=1.0"], LIGHT).update.clip == 1.0
 
 
+@pytest.mark.parametrize("text", ["none", "NONE", "'no'"])
+def test_a_cache_called_none_is_refused_because_a_text_names_a_folder(text):
+    assert "write null for no cache" in problems(BASE, [f"output.cache={text}"])[0]
+    assert load_config(BASE, ["output.cache=null"], LIGHT).output.cache is None
+    assert load_config(BASE, ["output.cache=./none"], LIGHT).output.cache == "./none"
+
+
+def test_the_default_plugin_in_a_configuration_written_in_full_is_no_choice():
+    """`generator.name` has no default of its own; written by itself it is a choice, in a full section it is not."""
+    full = load_config(load_config(BASE).resolved())
+    assert "generator.name" not in full.chosen and "data.name" in full.chosen
+    assert "generator.name" in load_config(BASE, ["generator.name=ddpm"]).chosen
+    assert "generator.name" in load_config({**full.resolved(), "generator": {"name": "oracle"}}).chosen
+
+
 def test_mappings_from_python_may_hold_paths_tuples_and_numpy_numbers():
     data = {"name": "digits", "augment": ()}
     source = {"data": data, "rounds": 3, "seed": np.int64(7), "output": {"dir": Path("x/y")}}
