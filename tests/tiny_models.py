@@ -20,3 +20,8 @@ def batch_norm_cnn(channels: int, image_size: tuple[int, int], classes: int, *, 
         nn.ReLU(),
         nn.Linear(width, classes),
     )
+
+
+def lazy(channels: int, image_size: tuple[int, int], classes: int) -> nn.Module:
+    """A model whose layer has no size before it has seen an image."""
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))

@@ -43,7 +43,10 @@ def make_folder(folder: Path, key: str) -> None:
 
 
 def save_partition(partition: Partition, path: str | Path) -> None:
-    """Write a partition to a .json or .npz file; the partition `file` reads it back with the same hash."""
+    """Write a partition to a .json or .npz file; the partition `file` reads it back with the same hash.
+
+    Raises UserError where that cannot be done.
+    """
     target = Path(path).expanduser()
     if partition.drawn is not None:
         raise UserError(f"{target}: {partition.clients:,} clients drawn one by one are not saved; use under 100,000")
@@ -51,10 +54,13 @@ def save_partition(partition: Partition, path: str | Path) -> None:
     arrays["classes"] = np.int64(partition.classes)
     arrays["replacement"] = np.bool_(len(np.unique(partition.indices)) < len(partition.indices))
     check_target(target)
-    if target.suffix == ".npz":
-        np.savez_compressed(target, **arrays)
-    else:
-        target.write_text(json.dumps({name: value.tolist() for name, value in arrays.items()}), encoding="utf-8")
+    try:
+        if target.suffix == ".npz":
+            np.savez_compressed(target, **arrays)
+        else:
+            target.write_text(json.dumps({name: value.tolist() for name, value in arrays.items()}), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--save-partition = {path}: it cannot be written ({error.strerror}); name another") from error
 
 
 def read_partition(path: str, labels_N: IntArray, classes: int) -> Partition:
@@ -72,7 +78,7 @@ def read_partition(path: str, labels_N: IntArray, classes: int) -> Partition:
     try:
         arrays = {name: _as(content[name], dtype) for name, dtype in _ARRAYS.items()}
         saved_classes, replacement = int(content["classes"]), bool(content["replacement"])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{where}: not arrays of numbers ({error}); save the partition again") from error
     return _checked(Partition(classes=saved_classes, **arrays), len(labels_N), classes, replacement, where)
 
@@ -103,6 +109,9 @@ def _from_lists(lists: list[Any], labels_N: IntArray, classes: int, where: str) 
     for k, rows in enumerate(lists):
         if not (isinstance(rows, list) and rows and all(type(row) is int for row in rows)):
             raise UserError(f"{where}: client {k} should be a non-empty list of whole numbers, its training rows")
+        beyond = [row for row in rows if not -(2**63) <= row < 2**63]
+        if beyond:
+            raise UserError(f"{where}: client {k} names row {beyond[0]}, and there are {len(labels_N):,} training rows")
     if not lists:
         raise UserError(f"{where}: there is no client in it; give one list of training rows per client")
     indices = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in lists])

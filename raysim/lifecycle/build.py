@@ -203,7 +203,15 @@ def initial_model(config: Config, prepared: Prepared) -> FlatModel:
     """The global model before round 1, a function of the model's configuration and seed, and the data's shape."""
     dataset = prepared.dataset
     build = plugin("model", config.model).build
-    return FlatModel(build_model(build, dataset.channels, dataset.image_size, dataset.classes, config.model_seed))
+    module = build_model(build, dataset.channels, dataset.image_size, dataset.classes, config.model_seed)
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    lazy = [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise UserError(
+            f"model.name = {config.model.name}: {lazy[0]} has no size before the first images (a lazy layer, such as "
+            "nn.LazyLinear); give the size, or run the module once on zeros of the images' shape where it is built"
+        )
+    return FlatModel(module)
 
 
 def _check_logits(model: FlatModel, prepared: Prepared, name: str) -> None:

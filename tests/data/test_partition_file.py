@@ -47,6 +47,8 @@ def test_explicit_lists_are_taken_as_they_are(tmp_path):
         ("[[0, 5]]", "row 5 does not exist; the training split has the rows 0 to 4"),
         ("[[0, -1]]", "row -1 does not exist"),
         ("[[0], []]", "client 1 should be a non-empty list"),
+        ("[[0], [1, 1267650600228229401496703205376]]", "client 1 names row 1267650600228229401496703205376"),
+        ("[[0], [-1267650600228229401496703205376]]", "client 1 names row -1267650600228229401496703205376"),
         ("[[0], [1.5]]", "client 1 should be"),
         ("[[0], [true]]", "client 1 should be"),
         ("[]", "there is no client"),
@@ -89,3 +91,11 @@ def test_damaged_offsets_are_refused(tmp_path):
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match="offsets_K1 do not ascend from 0 to the number of indices, "):
         file(MIXED_LABELS, 5, rng.stream(0, "t"), path=str(path))
+
+
+@pytest.mark.parametrize("suffix", ["json", "npz"])
+def test_a_file_that_cannot_be_written_is_named_with_the_reason(tmp_path, suffix):
+    """A folder is in the place of the file, which no right to write helps, not even that of root."""
+    (tmp_path / f"x.{suffix}").mkdir()
+    with pytest.raises(UserError, match=rf"--save-partition = .*x\.{suffix}: it cannot be written \(Is a directory\)"):
+        save_partition(iid(MIXED_LABELS, 5, rng.stream(0, "t"), clients=4), tmp_path / f"x.{suffix}")

@@ -41,6 +41,7 @@ REFUSED = [
     ({"local": {"name": "scaffold"}, "aggregation": {"name": "median"}}, r"also sums further vectors \(c_change\)"),
     ({"local": {"name": "feddyn"}, "aggregation": {"name": "multi_krum"}}, r"also sums further vectors \(drift\)"),
     ({"model": {"name": "tiny_models:three_classes"}}, r"tiny_models:three_classes: for 2 .* \(2, 3\), not \(2, 10\)"),
+    ({"model": {"name": "tiny_models:lazy"}}, r"tiny_models:lazy: 1\.weight has no size before the first images"),
     ({"model": {"name": "linear"}, "aggregation": {"name": "fedoui"}}, r"no hidden activation"),
     ({"aggregation": {"name": "fedoui", "layers": ["body.99"]}}, r"no module 'body\.99'"),
     ({"aggregation": {"name": "krum", "byzantine": 3}}, r"aggregation\.byzantine: 3 needs at least 9"),
