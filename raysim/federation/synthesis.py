@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from raysim.config.plugin_source import with_source
 from raysim.config.protocols import ImageGenerator
 from raysim.config.registry import resolve
 from raysim.core.records import ByteArray, Dataset, IntArray, Synthetic, sha256
@@ -49,7 +50,7 @@ def synthesise(
         return Synthetic(quota_KC, {}, sha256(quota_KC, dataset.train_images[:0]))
     keys_M3 = image_keys(quota_KC)
     images = np.empty((len(keys_M3), dataset.channels, *dataset.image_size), dtype=np.uint8)
-    fingerprint = _fingerprint(pool, generator, dataset)
+    fingerprint = with_source(generator.name, _fingerprint(pool, generator, dataset))
     keeper = _Keeper.open(cache_root, fingerprint, seed, keys_M3, images)
     missing = keeper.missing()
     display.line(keeper.describe(len(missing)))

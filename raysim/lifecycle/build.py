@@ -13,6 +13,7 @@ from raysim.aggregation.common import registered_sizes
 from raysim.aggregation.privacy import PrivacyMechanism, clients_keep_state, reads_updates_alone, require_library
 from raysim.config.load import load_config
 from raysim.config.plugin_guard import blaming
+from raysim.config.plugin_source import with_source
 from raysim.config.protocols import AggregationRule, ImageGenerator, LocalAlgorithm, ServerOptimiser
 from raysim.config.schema import AggregationSection, Config, Section
 from raysim.core.errors import UserError
@@ -123,7 +124,8 @@ def _build(config: Config, prepared: Prepared) -> Components:
         find_activation(model.module, torch.zeros(3, channels, *size), config.aggregation.params.get("layers"))
     fingerprint = ""
     if prepared.quota_KC.any():
-        fingerprint = plugin("generator", config.generator).build(prepared.dataset, "cpu").fingerprint()
+        generator = plugin("generator", config.generator).build(prepared.dataset, "cpu")
+        fingerprint = with_source(config.generator.name, generator.fingerprint())
     notes = _notes(config, rule, algorithm, n_K)
     return Components(rule, algorithm, optimiser, model, privacy, fingerprint, notes)
 

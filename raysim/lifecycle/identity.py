@@ -4,17 +4,13 @@ A run whose data or generator have changed is another run. Changed code or versi
 resume goes on over them only when it is told to (`--accept-changes`).
 """
 
-import hashlib
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from raysim.config.plugin_source import own_digest, source_digest
 from raysim.config.schema import PLUGIN_SECTIONS, Config
 
-_PACKAGE = Path(__file__).parents[1]
 _OWN = "raysim"
 _DATA_NAMES = {
     "train_images": "training images",
@@ -88,33 +84,13 @@ def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
 
 
 def code_digests(config: Config) -> dict[str, str]:
-    """Hex sha256 of raysim's own source, and of the source of each `module:attribute` plug-in, by module.
+    """Hex sha256 of raysim's own source, and of that of each `module:attribute` plug-in, by module.
 
-    For a plug-in in a package it covers the whole package; for one in a single module, that module and those modules of
-    the same folder that are loaded by now, so that a helper that it imports counts, too.
+    What a plug-in imports of the user's other modules counts, too.
     """
-    digests = {_OWN: _sha256(_PACKAGE, _PACKAGE.rglob("*.py"))}
+    digests = {_OWN: own_digest()}
     for name in {getattr(config, section).name for section in PLUGIN_SECTIONS}:
-        module = sys.modules.get(name.partition(":")[0]) if ":" in name else None
-        file = getattr(module, "__file__", None)
-        if module is not None and file is not None and _PACKAGE not in Path(file).parents:
-            digests[module.__name__] = _sha256(*_sources(module, Path(file)))
+        digest = source_digest(name)
+        if digest:
+            digests[name.partition(":")[0]] = digest
     return digests
-
-
-def _sources(module: ModuleType, file: Path) -> tuple[Path, Iterable[Path]]:
-    top = sys.modules.get(module.__name__.partition(".")[0], module)
-    if hasattr(top, "__path__") and top.__file__ is not None:
-        folder = Path(top.__file__).parent
-        return folder, folder.rglob("*.py")
-    loaded = [getattr(other, "__file__", None) for other in list(sys.modules.values())]
-    return file.parent, [Path(path) for path in loaded if path is not None and Path(path).parent == file.parent]
-
-
-def _sha256(folder: Path, files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in sorted({path.resolve() for path in files if path.suffix == ".py"}):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(folder.resolve())} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()

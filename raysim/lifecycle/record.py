@@ -1,6 +1,7 @@
 """The record of a run: its folder, its MLflow run, the history of its rounds, and how it ended."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,17 +49,24 @@ class Record:
         display: Display,
         clock: PhaseClock,
         mlflow: MlflowProcess | None,
+        accepted: Sequence[str] = (),
     ) -> "Record":
         """Begin the record of an experiment, or go on with that of an earlier run.
+
+        accepted: the changes of code, versions or device over which the user lets an earlier run go on; they are kept
+        with it, and named in its summary whenever it ends.
 
         Raises UserError where the MLflow store can never be used; the new folder is then removed.
         """
         config = experiment.config
-        run_id = "" if is_new else directory.read_json("run.json")["mlflow_run_id"]
+        before = {} if is_new else directory.read_json("run.json")
+        run_id = before.get("mlflow_run_id", "")
+        accepted_changes = [*before.get("accepted_changes", []), *accepted]
         identity = {
             **experiment.identity.as_json(),
             "name": experiment.name,
             "mlflow_run_id": run_id,
+            "accepted_changes": accepted_changes,
             "result_keys": config.result_keys(),
         }
         try:
@@ -80,7 +88,9 @@ class Record:
                 shutil.rmtree(directory.path, ignore_errors=True)
             raise
         history = History(directory.path / "history")
-        return cls(directory, identity, tracker, history, display, clock, config.output.keep_checkpoints)
+        record = cls(directory, identity, tracker, history, display, clock, config.output.keep_checkpoints)
+        record.note(*accepted_changes)
+        return record
 
     def begin(self) -> None:
         """Record that the run has begun."""

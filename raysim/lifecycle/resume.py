@@ -65,7 +65,7 @@ def check_identity(
             "of one run; put back what was there, start a new run, or go on all the same with --accept-changes"
         )
     if code:
-        note(f"{_list(code)} changed since this run was started (--accept-changes)")
+        note(f"{_list(code)} changed after round {rounds_done(directory)} (--accept-changes)")
 
 
 def _list(items: list[str]) -> str:

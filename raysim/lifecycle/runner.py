@@ -1,7 +1,7 @@
 """One run from its configuration to its summary: both phases, tracking, files, and a record of how it ended."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,10 +70,9 @@ def run_experiment(
             resuming.check_identity(earlier, experiment.identity, accept_changes, changes.append)
             if resuming.is_finished(earlier, config.rounds):
                 return _already_finished(earlier, config.rounds, display)
-        run = _begin(experiment, earlier, clock, display, signals, start, mlflow)
+        run = _begin(experiment, earlier, changes, clock, display, signals, start, mlflow)
         run.record.notes += notes
         del experiment  # frees the driver's copy of the images; from here on those in the object store are used
-        run.record.note(*changes)
         return run.to_the_end()
 
 
@@ -90,6 +89,7 @@ def _already_finished(directory: RunDirectory, asked: int, display: Display) -> 
 def _begin(
     experiment: Experiment,
     earlier: RunDirectory | None,
+    accepted: Sequence[str],
     clock: PhaseClock,
     display: Display,
     signals: Signals,
@@ -103,7 +103,7 @@ def _begin(
     setup = worker_setup(config, experiment.components.rule)
     worker_data = WorkerData(setup, prepared.dataset, prepared.partition)
     start.begin(config.resources, worker_data.give)
-    record = Record.open(experiment, directory, earlier is None, display, clock, mlflow)
+    record = Record.open(experiment, directory, earlier is None, display, clock, mlflow, accepted)
     say_start(display, experiment.placement, directory.path)
     clock.seconds["prepare"] = clock.so_far()
     return _Run(experiment, record, worker_data, start, signals, resumed=earlier is not None)
@@ -255,10 +255,10 @@ class _Run:
         model = components.model
         model.load(state.model)
         model_path, model_sha256 = directory.write_model(model.state_dict())
-        metrics = record.history.metrics.frame()
+        metrics = summaries.as_uninterrupted(record.history.metrics.frame(), config)
         clients = record.history.clients.frame()
         directory.write_metrics(metrics, clients)
-        record.note(*summaries.not_finite(metrics))
+        record.note(*summaries.not_finite(metrics), *summaries.left_out(metrics))
         quality = None
         if config.output.quality:
             with record.clock.timed("quality"):

@@ -28,6 +28,35 @@ class Result:
     directory: Path
 
 
+EVALUATED = ("accuracy", "loss", "worst_class_accuracy", "evaluated_classes", "accuracy_class_", "client_accuracy_")
+FINE_TUNED = ("tuned_client_accuracy_",)
+
+
+def as_uninterrupted(metrics: "pd.DataFrame", config: Config) -> "pd.DataFrame":
+    """The metrics without evaluations that the run, had it never been shorter, would not have made.
+
+    The last round of a run is always evaluated.  Where a run was resumed for more rounds, that round is no longer the
+    last, and its evaluation is not due: it is nan, as in a run of all the rounds at once.
+    """
+    metrics = metrics.copy()
+    for prefixes, every in ((EVALUATED, config.evaluate_every), (FINE_TUNED, config.fine_tuning.every)):
+        rounds = metrics["round"]
+        not_due = (rounds > 0) & (rounds < config.rounds) & (rounds % (every or config.rounds) != 0)
+        columns = [name for name in metrics if name.startswith(prefixes)]
+        if not_due.any() and columns:
+            metrics.loc[not_due, columns] = np.nan
+    return metrics
+
+
+def left_out(metrics: "pd.DataFrame") -> list[str]:
+    """A note on clients that failed and were left out of rounds (`resources.on_client_failure: drop`); usually none."""
+    dropped = metrics["dropped"].fillna(0)
+    if not dropped.any():
+        return []
+    rounds = int((dropped > 0).sum())
+    return [f"clients that failed or diverged were left out {int(dropped.sum())} times, in {rounds} rounds"]
+
+
 def not_finite(metrics: "pd.DataFrame") -> list[str]:
     """Notes on each loss that is not finite in a round that measured it; usually none.
 

@@ -111,4 +111,6 @@ def test_a_resume_with_edited_code_or_other_versions_goes_on_only_when_told_to(
         run(config, rounds=2, resume=True)
     resumed = run(config, rounds=2, resume=True, accept_changes=True)
     assert any("the code of my_policy" in note for note in resumed.summary["notes"])
-    assert run(config, rounds=3, resume=True).summary["rounds"] == 3
+    later = run(config, rounds=3, resume=True)
+    assert later.summary["rounds"] == 3
+    assert any("the code of my_policy" in note and "after round 1" in note for note in later.summary["notes"])

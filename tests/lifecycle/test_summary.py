@@ -57,3 +57,21 @@ def test_a_loss_that_is_not_finite_is_noted_and_a_round_that_was_not_evaluated_i
     assert loss.startswith("loss is not finite in round 2, 4: the model has diverged")
     assert train_loss.startswith("train_loss is not finite in round 3")
     assert results.not_finite(metrics.iloc[:1]) == []
+
+
+def test_an_evaluation_of_what_was_the_last_round_is_not_one_of_the_longer_run():
+    """Evaluated every 2 rounds, first 3 rounds, then 5: round 3 is not due any more, round 5 is the last."""
+    from raysim.config.load import load_config
+
+    metrics = pd.DataFrame({"round": range(6), "accuracy": 0.5, "loss": 1.0, "train_loss": 2.0})
+    metrics.loc[1, ["accuracy", "loss"]] = np.nan
+    config = load_config({"rounds": 5, "evaluate_every": 2, "data": {"name": "digits"}})
+    found = results.as_uninterrupted(metrics, config)
+    assert found["accuracy"].notna().tolist() == [True, False, True, False, True, True]
+    assert found["train_loss"].notna().all() and metrics["accuracy"].notna().sum() == 5
+
+
+def test_clients_that_were_left_out_are_counted_in_a_note():
+    dropped = pd.DataFrame({"dropped": [np.nan, 0, 2, 1]})
+    assert results.left_out(dropped) == ["clients that failed or diverged were left out 3 times, in 2 rounds"]
+    assert results.left_out(dropped[:2]) == []

@@ -15,6 +15,7 @@ import yaml
 from raysim.commands.sweep import table as sweep_table
 from raysim.commands.sweep.grid import Cell, Grid, named, read_sweep
 from raysim.config.plugin_guard import blaming
+from raysim.config.plugin_source import with_source
 from raysim.config.schema import PLUGIN_SECTIONS, Config, Resources
 from raysim.core.errors import ConfigError, RayLost, RunError, UserError
 from raysim.core.files import write_atomic
@@ -247,7 +248,7 @@ class _Inputs:
         key = json.dumps(config.generator.model_dump(), sort_keys=True), self._key(config)
         if key not in self._generators:
             built = plugin("generator", config.generator).build(prepared.dataset, "cpu")
-            self._generators[key] = built.fingerprint()
+            self._generators[key] = with_source(config.generator.name, built.fingerprint())
         return self._generators[key]
 
     def _key(self, config: Config) -> str:
@@ -286,7 +287,8 @@ def _task(cell: Cell, prepared: Prepared, inputs: _Inputs, index: RunIndex) -> _
         if resume.is_finished(run, rounds) and not resume.is_finished(run, rounds + 1):
             if not changed:
                 task.finished = run
-                task.other_code = code
+                task.other_code = [*code, *before.get("accepted_changes", [])]
+                task.stale = []  # of newer runs, in whose place this one is taken
                 return task
             task.stale = changed
         elif task.interrupted is None and not changed and not code and resume.rounds_done(run) <= rounds:
