@@ -15,7 +15,7 @@ from raysim.core.errors import UserError
 from raysim.core.records import Dataset, IntArray
 from raysim.data.decoding import decode_images
 from raysim.data.folders import count_note, files, find_layout, images_in, is_image, read_bytes
-from raysim.data.parquet import check_labels, existing, parquet_files, read_parquet
+from raysim.data.parquet import check_labels, existing, label_column_and_names, parquet_files, read_parquet
 from raysim.data.reader import Reader
 from raysim.data.split_names import Split, Validation, split_of, used_splits
 from raysim.data.splits import Labelled, build_dataset
@@ -54,20 +54,20 @@ def parquet(
     validation-*.parquet (also in its sub-folder data, or in its only folder).  Columns: `image` or `img`, the PNG or
     JPEG bytes alone or in a struct's field `bytes`, or the path of an image file, relative to the parquet file, in its
     field `path`; `label` or `fine_label`.  Class names are taken from the hub's metadata where present.
-    Raises UserError for a missing path or column, no file, a missing shard (`train-00003-of-00040`), labels that are
-    not integers 0..C-1, unreadable images.
+    Raises UserError for a missing path or column, no file, a missing shard (`train-00003-of-00040`), files whose label
+    columns or class names differ, labels that are not integers 0..C-1, unreadable images.
     """
     reader = reader or Reader()
     by_split = parquet_files(path, reader.notes)
     called = {split: ", ".join(file.name for file in found[:2]) for split, found in by_split.items()}
     train, test = used_splits(called, validation, reader.notes, path)
-    columns = (image_column, label_column)
-    images, labels_N, names = read_parquet([file for split in train for file in by_split[split]], columns, reader)
-    tested: Labelled | None = None
-    if test:
-        tested = read_parquet([file for split in test for file in by_split[split]], columns, reader)[:2]
+    trained_on = [file for split in train for file in by_split[split]]
+    tested_on = [file for split in test for file in by_split[split]]
+    label, names = label_column_and_names([*trained_on, *tested_on], label_column)
+    trained = read_parquet(trained_on, image_column, label, reader)
+    tested = read_parquet(tested_on, image_column, label, reader) if tested_on else None
     return build_dataset(
-        "parquet", (images, labels_N), tested, names, flips=flips, test_fraction=test_fraction, split_seed=split_seed
+        "parquet", trained, tested, names, flips=flips, test_fraction=test_fraction, split_seed=split_seed
     )
 
 

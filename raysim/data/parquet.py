@@ -130,20 +130,56 @@ def _check_shards(split: Split, used: Sequence[Path]) -> None:
         raise UserError(f"{where} has two files of number {twice:05}; keep one of them")
 
 
+def label_column_and_names(paths: Sequence[Path], wanted: str | None) -> tuple[str, list[str] | None]:
+    """(the column of labels of all files, the names of its classes or None where no file has them).
+
+    wanted: the column that the user named; None: the usual one of the first file, which is then that of all files.
+    Raises UserError naming the file that lacks the column, that has it twice, or whose class names differ in content or
+    order from those of another file: the same number would then mean two classes.
+    """
+    column, names, named_by = wanted, None, paths[0]
+    for file in paths:
+        with _opened(file) as opened:
+            schema = opened.schema_arrow
+        if column is not None and wanted is None and column not in schema.names:
+            raise UserError(
+                f"data.path: the labels of {paths[0]} are in its column {column!r}, which {file} lacks (its columns: "
+                f"{', '.join(map(repr, schema.names))}); name a column that all files have with data.label_column"
+            )
+        column = _pick(column, _LABEL_COLUMNS, schema.names, f"data.path: {file}", "label_column")
+        own = _hub_class_names(schema, column)
+        if own is None:
+            continue
+        if names is None:
+            names, named_by = own, file
+        elif own != names:
+            raise UserError(
+                f"data.path: {_name_difference(names, own)} in {named_by} and {file}, so one label would mean two "
+                "classes; give files of one export"
+            )
+    assert column is not None
+    return column, names
+
+
+def _name_difference(names: Sequence[str], others: Sequence[str]) -> str:
+    if len(names) != len(others):
+        return f"the class names differ: there are {len(names)} and {len(others)} of them"
+    c = next(c for c, (name, other) in enumerate(zip(names, others, strict=True)) if name != other)
+    return f"the class names differ: class {c} is {names[c]!r} and {others[c]!r}"
+
+
 def read_parquet(
-    paths: Sequence[Path], columns: tuple[str | None, str | None], reader: Reader
-) -> tuple[ByteArray, IntArray, list[str] | None]:
-    """(images, labels_N, class names if the file has them) of all files in order."""
+    paths: Sequence[Path], image_column: str | None, label_column: str, reader: Reader
+) -> tuple[ByteArray, IntArray]:
+    """(images, labels_N) of all files in order.  image_column: None for the usual one of each file."""
     labels: list[IntArray] = []
     sources: list[tuple[Path, str]] = []
-    names: list[str] | None = None
     for file in paths:
-        table, image_column, label_column = _read_labels(file, columns)
+        table, image = _read_labels(file, image_column, label_column)
         labels.append(_integer_labels(table[label_column], f"data.path: {file}: column {label_column!r}"))
-        sources.append((file, image_column))
-        names = names or _hub_class_names(table, label_column)
+        sources.append((file, image))
     images = reader.decoded(lambda: _content(sources), lambda: _decode(sources))
-    return images, np.concatenate(labels), names
+    return images, np.concatenate(labels)
 
 
 def _content(sources: Sequence[tuple[Path, str]]) -> Iterator[bytes]:
@@ -211,17 +247,21 @@ def _opened(file: Path) -> "Iterator[ParquetFile]":
         raise UserError(f"data.path: {file} cannot be read as parquet ({error}); give an intact file") from error
 
 
-def _read_labels(file: Path, columns: tuple[str | None, str | None]) -> "tuple[pyarrow.Table, str, str]":
-    """(the column of labels, the name of the column of images, that of the labels)."""
+def _read_labels(file: Path, image_column: str | None, label_column: str) -> "tuple[pyarrow.Table, str]":
+    """(the column of labels, the name of the column of images)."""
     with _opened(file) as opened:
         present = opened.schema_arrow.names
-        image = _pick(columns[0], _IMAGE_COLUMNS, present, f"data.path: {file}", "image_column")
-        label = _pick(columns[1], _LABEL_COLUMNS, present, f"data.path: {file}", "label_column")
-        return opened.read(columns=[label]), image, label
+        image = _pick(image_column, _IMAGE_COLUMNS, present, f"data.path: {file}", "image_column")
+        return opened.read(columns=[label_column]), image
 
 
 def _pick(wanted: str | None, usual: Sequence[str], present: Sequence[str], where: str, key: str) -> str:
     for name in [wanted] if wanted is not None else usual:
+        if present.count(name) > 1:
+            raise UserError(
+                f"{where} has {present.count(name)} columns named {name!r}; rename all but one, or name another column "
+                f"with data.{key}"
+            )
         if name in present:
             return name
     looked_for = repr(wanted) if wanted is not None else " or ".join(map(repr, usual))
@@ -284,10 +324,10 @@ def _cells(file: Path, column: str) -> list[bytes | Path | None]:
     ]
 
 
-def _hub_class_names(table: "pyarrow.Table", label_column: str) -> list[str] | None:
+def _hub_class_names(schema: "pyarrow.Schema", label_column: str) -> list[str] | None:
     """The names that the hub keeps in the file's metadata, or None."""
     try:
-        features = json.loads((table.schema.metadata or {})[b"huggingface"])["info"]["features"]
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         names = features[label_column]["names"]
     except (KeyError, TypeError, ValueError):
         return None

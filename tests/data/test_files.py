@@ -112,6 +112,49 @@ def test_bad_parquet_is_refused_with_the_path_and_the_remedy(tmp_path, keys, mes
     assert "data.path" in str(caught.value)
 
 
+@pytest.mark.parametrize("second", ["train-00001-of-00002", "test-0"])
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["dog", "cat"], r"class 0 is 'cat' and 'dog'"),  # another order: label 0 would be a cat here, a dog there
+        (["cat", "cow"], r"class 1 is 'dog' and 'cow'"),
+        (["cat", "dog", "cow"], r"there are 2 and 3 of them"),
+    ],
+)
+def test_files_whose_class_names_differ_are_refused_by_name(tmp_path, second, names, message):
+    blobs = [encode(p) for p in pictures(2)]
+    first = "train-00000-of-00002" if second.startswith("train") else "train-0"
+    write_parquet(tmp_path / f"{first}.parquet", blobs, [0, 1], names=["cat", "dog"])
+    write_parquet(tmp_path / f"{second}.parquet", blobs, [0, 1], names=names)
+    with pytest.raises(UserError, match=rf"{message} in .*{first}\.parquet and .*{second}\.parquet"):
+        parquet(path=str(tmp_path))
+    write_parquet(tmp_path / f"{second}.parquet", blobs, [0, 1], names=["cat", "dog"])
+    assert parquet(path=str(tmp_path)).class_names == ("cat", "dog")
+    write_parquet(tmp_path / f"{second}.parquet", blobs, [0, 1])  # says nothing of names
+    assert parquet(path=str(tmp_path)).class_names == ("cat", "dog")
+
+
+def test_the_label_column_is_one_for_all_files(tmp_path):
+    """Coarse labels in training and fine ones in testing would be scored against each other."""
+    blobs = [encode(p) for p in pictures(2)]
+    write_parquet(tmp_path / "train-0.parquet", blobs, [0, 1])
+    write_parquet(tmp_path / "test-0.parquet", blobs, [0, 1], label="fine_label")
+    with pytest.raises(UserError, match=r"column 'label', which .*test-0\.parquet lacks .*data\.label_column"):
+        parquet(path=str(tmp_path))
+    both = pa.table({"image": blobs, "fine_label": [1, 0], "label": [0, 1]})
+    pq.write_table(both, tmp_path / "test-0.parquet")
+    assert parquet(path=str(tmp_path)).test_labels_N.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("twice", ["label", "image"])
+def test_two_columns_of_one_name_are_refused(tmp_path, twice):
+    columns = {"image": pa.array([encode(p) for p in pictures(4)]), "label": pa.array([0, 1, 0, 1])}
+    names = ["image", "label", twice]
+    pq.write_table(pa.Table.from_arrays([columns[name] for name in names], names=names), tmp_path / "all.parquet")
+    with pytest.raises(UserError, match=rf"all\.parquet has 2 columns named '{twice}'.*data\.{twice}_column"):
+        parquet(path=str(tmp_path / "all.parquet"))
+
+
 def test_a_bad_image_is_named_by_its_own_file_and_row(tmp_path):
     good = [encode(p) for p in pictures(3)]
     write_parquet(tmp_path / "train-0.parquet", good, [0, 1, 1])
