@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raysim.core.errors import UserError
-from raysim.data.split_names import Split, split_of
+from raysim.data.split_names import Split, split_of, splits_of
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 _NO_IMAGES = {".txt", ".md", ".csv", ".json", ".xml", ".yaml", ".yml", ".html", ".db", ".ini", ""}
@@ -34,7 +34,8 @@ def find_layout(
 
     path: what the user called it, for messages.  classes, splits: settle what names alone do not, None for what the
     names say.  notes: gets what was entered or passed over.
-    Raises UserError where the names leave open what is a class and what is a split, and where there is one class only.
+    Raises UserError where the names leave open what is a class and what is a split, where there is one class only, and
+    where class folders hold what is more likely splits or classes.
     """
     if not root.is_dir():
         raise UserError(f"data.path = {path!r}: {root.absolute()} is a file; give a folder with a sub-folder per class")
@@ -59,6 +60,8 @@ def find_layout(
         _say_left_out(roots[split], unknown, [], notes)
     if classes is None:
         _check_names(path, train, names)
+        for folder in roots.values():
+            _check_nesting(path, folder, names)
         _say_order(names, notes)
     return Layout(roots, names)
 
@@ -90,7 +93,7 @@ def _found_roots(path: str, root: Path, classes: Sequence[str] | None, notes: li
     if classes is not None and _holds(root, classes):
         return {"train": root}
     there = subfolders(root)
-    named = {name: split for name in there if (split := split_of(name)) is not None}
+    named = splits_of(there)
     if not named:
         return {"train": root}
     where = f"data.path = {path!r}: in {root.absolute()}"
@@ -98,7 +101,8 @@ def _found_roots(path: str, root: Path, classes: Sequence[str] | None, notes: li
     if beside:
         raise UserError(
             f"{where}, {_quoted(named)} is named like a split and stands beside {_quoted(beside)}; if all are classes, "
-            f"name them with data.classes=[{', '.join(there)}]; if it is a split, data.splits says where each split is"
+            f"name them with data.classes=[{', '.join(there)}]; if it is a split, name those that are to be read with "
+            f"data.splits, such as data.splits={{train: {_train_among(named)}}}"
         )
     roots: dict[Split, Path] = {}
     for name, split in named.items():
@@ -121,6 +125,10 @@ def _found_roots(path: str, root: Path, classes: Sequence[str] | None, notes: li
         )
     _say_left_out(root, [name for name in there if name not in named], [], notes)
     return roots
+
+
+def _train_among(named: Mapping[str, Split]) -> str:
+    return next((name for name, split in named.items() if split == "train"), ".")
 
 
 def _holds(root: Path, classes: Sequence[str]) -> bool:
@@ -156,7 +164,7 @@ def _given_classes(path: str, root: Path, classes: Sequence[str]) -> list[str]:
 
 def _check_names(path: str, root: Path, names: Sequence[str]) -> None:
     """Refuse what is more likely a misread folder than a data set: one class, or a class called like a split."""
-    like_split = [name for name in names if split_of(name) is not None]
+    like_split = list(splits_of(names))
     if like_split:
         raise UserError(
             f"data.path = {path!r}: the class {_quoted(like_split)} in {root.absolute()} is named like a split; if it "
@@ -168,6 +176,43 @@ def _check_names(path: str, root: Path, names: Sequence[str]) -> None:
             f"data.path = {path!r}: there is one class only, the folder {names[0]!r} in {root.absolute()}; give the "
             f"folder that holds a sub-folder per class, or, if one class is meant, data.classes=[{names[0]}]"
         )
+
+
+def _check_nesting(path: str, root: Path, names: Sequence[str]) -> None:
+    """Refuse class folders whose own folders are more likely splits, folds or classes than parts of one class.
+
+    A class may keep its images in one folder (`ant/images/0.png`), and may have folders beside images of its own.
+    """
+    inside = {name: _folders_with_images(root / name) for name in names if (root / name).is_dir()}
+    all_named = f"if each folder is one class, name all with data.classes=[{', '.join(names)}]"
+    for name, held in inside.items():
+        folder = root / name
+        entered = {folder.resolve()}
+        while held:
+            where = f"data.path = {path!r}: the class folder {name!r} in {root.absolute()}"
+            like_split = list(splits_of(held))
+            if like_split:
+                raise UserError(
+                    f"{where} holds {_quoted(like_split)}, named like a split, in {folder.absolute()}; put a folder "
+                    f"per class into a folder per split, such as train/{name}, or, {all_named}"
+                )
+            twin = next((other for other in names if other != name and inside.get(other) == held), None)
+            has_own = any(is_image(file) for file in files(folder))
+            if len(held) > 1 and (twin is not None or not has_own):
+                same = f", as {twin!r} does" if twin is not None else ""
+                raise UserError(
+                    f"{where} holds the folders {_quoted(held)} with images in {folder.absolute()}{same}; if they are "
+                    f"the classes, give the folder that holds a sub-folder per class; {all_named}"
+                )
+            folder = folder / held[0]
+            if len(held) > 1 or folder.resolve() in entered:
+                break
+            entered.add(folder.resolve())
+            held = _folders_with_images(folder)
+
+
+def _folders_with_images(folder: Path) -> list[str]:
+    return [name for name in subfolders(folder) if has_image(folder / name)]
 
 
 def _say_order(names: Sequence[str], notes: list[str]) -> None:

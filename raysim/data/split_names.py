@@ -1,7 +1,7 @@
 """Training, test and validation splits by the names that people give their folders and files."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -26,6 +26,30 @@ def split_of(name: str) -> Split | None:
     """The split that a name stands for, in any case: `Train`, `testing`, `val_images`; None for any other name."""
     plain = name.casefold()
     return _SPLITS.get(plain) or _SPLITS.get(_SUFFIX.sub("", plain))
+
+
+def splits_of(names: Iterable[str]) -> dict[str, Split]:
+    """The splits among the names of folders that lie together, by name.
+
+    Beside the names that `split_of` knows, these are names that begin or end with the word for a split and are alike
+    but for it, with training among them: `seg_train` and `seg_test`, but not `bullet_train` alone.
+    """
+    found: dict[str, Split] = {}
+    alike: dict[tuple[str, str], dict[str, Split]] = {}
+    for name in names:
+        split = split_of(name)
+        if split is not None:
+            found[name] = split
+            continue
+        words = re.split(r"[-_ .]", name.casefold())
+        if len(words) > 1 and words[-1] in _SPLITS:
+            alike.setdefault(("ends", " ".join(words[:-1])), {})[name] = _SPLITS[words[-1]]
+        elif len(words) > 1 and words[0] in _SPLITS:
+            alike.setdefault(("begins", " ".join(words[1:])), {})[name] = _SPLITS[words[0]]
+    for together in alike.values():
+        if len(set(together.values())) > 1 and "train" in together.values():
+            found |= together
+    return found
 
 
 def used_splits(

@@ -12,7 +12,7 @@ from raysim.core.errors import UserError
 from raysim.data.files import image_folder
 from raysim.data.folders import count_note
 from raysim.data.reader import Reader
-from raysim.data.split_names import split_of
+from raysim.data.split_names import split_of, splits_of
 
 
 def fill(root: Path, counts: Mapping[str, int], first: int = 0) -> Path:
@@ -252,3 +252,62 @@ def test_folders_named_by_numbers_are_numbered_as_text_which_is_said(tmp_path: P
     assert notes[0].startswith("classes are numbered in the order of their names as text, so the folder '10' is class")
     ordered, notes = read(tmp_path, classes=["0", "1", "2", "10"])
     assert ordered.class_names == ("0", "1", "2", "10") and len(notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["seg_train", "seg_test", "seg_pred"], {"seg_train": "train", "seg_test": "test"}),
+        (["images-Train", "images-val"], {"images-Train": "train", "images-val": "validation"}),
+        (["train_photos", "test_photos"], {"train_photos": "train", "test_photos": "test"}),
+        (["bullet_train", "test_tube", "train_station"], {}),  # no two are alike but for the split
+        (["a_test", "a_val"], {}),  # no training among them
+    ],
+)
+def test_names_that_are_alike_but_for_a_split_are_splits(names: list[str], splits: dict[str, str]):
+    assert splits_of(names) == splits
+
+
+def test_splits_named_by_their_last_word_in_folders_of_the_same_name_are_read(tmp_path: Path):
+    """As a class folder, `seg_train` would mix all classes into one."""
+    fill(tmp_path / "seg_train/seg_train", {"ant": 2, "bee": 1})
+    fill(tmp_path / "seg_test/seg_test", {"ant": 1, "bee": 1}, first=50)
+    dataset, _ = read(tmp_path)
+    assert dataset.class_names == ("ant", "bee") and dataset.train_labels_N.tolist() == [0, 0, 1]
+    assert values(dataset.test_images) == [50, 51]
+    fill(tmp_path, {"seg_pred/seg_pred": 2})
+    with pytest.raises(UserError, match=r"'seg_pred'; .*data\.splits=\{train: seg_train\}"):
+        read(tmp_path)
+    again, _ = read(tmp_path, splits={"train": "seg_train", "test": "seg_test"})
+    assert again.class_names == ("ant", "bee") and values(again.test_images) == [50, 51]
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        (["ant/train", "ant/test", "bee/train", "bee/test"], r"'ant' .* holds '(test|train)', .*named like a split"),
+        (["ant/part_train", "ant/part_test", "bee"], r"'ant' .* holds 'part_test', 'part_train', named like a split"),
+        (["ant", "bee", "data/train/ant", "data/train/bee"], r"'data' .* holds 'train', named like a split"),
+        (["ant", "bee", "data/all/train/ant"], r"'data' .* holds 'train', named like a split, in .*data/all"),
+        (["ant", "bee", "copy/ant", "copy/bee"], r"'copy' .* holds the folders 'ant', 'bee' with images"),
+        (["ant", "bee", "copy/images/ant", "copy/images/bee"], r"'copy' .*'ant', 'bee' with images in .*copy/images"),
+        (["fold1/ant", "fold1/bee", "fold2/ant", "fold2/bee"], r"'fold1' .*'ant', 'bee' .*, as 'fold2' does"),
+        (["fold1/ant", "fold1/bee", "fold1", "fold2/ant", "fold2/bee"], r"'fold1' .*, as 'fold2' does"),
+        (["train/ant", "train/bee", "test/ant/one", "test/ant/two", "test/bee"], r"'ant' in .*test holds .*'one', 'two'"),
+    ],
+)
+def test_class_folders_that_hold_splits_folds_or_classes_are_refused(tmp_path: Path, folders: list[str], message: str):
+    fill(tmp_path, dict.fromkeys(folders, 2))
+    with pytest.raises(UserError, match=message + r".*data\.classes=\["):
+        read(tmp_path)
+
+
+def test_one_folder_in_each_class_and_folders_beside_images_are_read(tmp_path: Path):
+    fill(tmp_path / "x", {"ant/images": 2, "bee/images": 2, "ant/empty": 0})
+    assert read(tmp_path / "x")[0].class_names == ("ant", "bee")
+    fill(tmp_path / "y", {"ant": 1, "ant/more": 1, "ant/yet_more": 1, "bee": 2})
+    assert read(tmp_path / "y")[0].class_names == ("ant", "bee")
+    fill(tmp_path / "z", {"ant/wings/left": 1, "ant/wings/right": 1, "bee": 2})
+    with pytest.raises(UserError, match=r"'left', 'right'"):
+        read(tmp_path / "z")
+    assert read(tmp_path / "z", classes=["ant", "bee"])[0].class_names == ("ant", "bee")
