@@ -101,7 +101,7 @@ def plan(
     )
     (print_json if as_data else print_plan)(planned)
     if save_partition is not None:
-        save(planned.partition, save_partition)
+        save(planned.partition, save_partition, planned.dataset.train_labels_N)
     for path in draw(planned, figures) if figures is not None else []:
         click.echo(path, err=True)
     planned.check()

@@ -11,7 +11,7 @@ import numpy as np
 
 from raysim.config.plugin_guard import partition_problem
 from raysim.core.errors import UserError
-from raysim.core.records import IntArray, Partition
+from raysim.core.records import IntArray, Partition, sha256
 from raysim.data.assigning import from_indices
 
 _ARRAYS = {
@@ -22,6 +22,7 @@ _ARRAYS = {
     "noisy_K": np.bool_,
     "input_noise_K": np.float64,
 }
+_DIGEST = "labels_sha256"  # of the training labels of the data set, before any label noise
 
 
 def check_target(path: str | Path) -> None:
@@ -42,10 +43,11 @@ def make_folder(folder: Path, key: str) -> None:
         raise UserError(f"{key}: the folder {folder} cannot be written to; name another")
 
 
-def save_partition(partition: Partition, path: str | Path) -> None:
+def save_partition(partition: Partition, path: str | Path, labels_N: IntArray) -> None:
     """Write a partition to a .json or .npz file; the partition `file` reads it back with the same hash.
 
-    Raises UserError where that cannot be done.
+    labels_N: the data set's own training labels, int64.  Their digest is kept in the file, so that the partition is
+    refused for other data.  Raises UserError where it cannot be written.
     """
     target = Path(path).expanduser()
     if partition.drawn is not None:
@@ -54,11 +56,13 @@ def save_partition(partition: Partition, path: str | Path) -> None:
     arrays["classes"] = np.int64(partition.classes)
     arrays["replacement"] = np.bool_(len(np.unique(partition.indices)) < len(partition.indices))
     check_target(target)
+    digest = sha256(labels_N)
     try:
         if target.suffix == ".npz":
-            np.savez_compressed(target, **arrays)
+            np.savez_compressed(target, **{**arrays, _DIGEST: np.str_(digest)})
         else:
-            target.write_text(json.dumps({name: value.tolist() for name, value in arrays.items()}), encoding="utf-8")
+            content = {name: value.tolist() for name, value in arrays.items()}
+            target.write_text(json.dumps({_DIGEST: digest, **content}), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--save-partition = {path}: it cannot be written ({error.strerror}); name another") from error
 
@@ -80,7 +84,37 @@ def read_partition(path: str, labels_N: IntArray, classes: int) -> Partition:
         saved_classes, replacement = int(content["classes"]), bool(content["replacement"])
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{where}: not arrays of numbers ({error}); save the partition again") from error
-    return _checked(Partition(classes=saved_classes, **arrays), len(labels_N), classes, replacement, where)
+    partition = _checked(Partition(classes=saved_classes, **arrays), len(labels_N), classes, replacement, where)
+    _check_labels(partition, labels_N, content.get(_DIGEST), where)
+    return partition
+
+
+def _check_labels(partition: Partition, labels_N: IntArray, saved: object, where: str) -> None:
+    """UserError where the partition was made for other training labels.  saved: their digest; None: not in the file.
+
+    Without a digest, and without label noise, the partition's own labels must be those of its rows.
+    """
+    if saved is not None:
+        differ = str(saved) != sha256(labels_N)
+    else:
+        differ = not partition.noisy_K.any() and bool((partition.labels != labels_N[partition.indices]).any())
+    if differ:
+        raise UserError(
+            f"{where}: it was made for other training labels than those of this data set (their digests or values "
+            "differ), so its rows mean other images; use the data set, data.train_samples and data.public_frac that it "
+            "was made for, or make it again with `raysim plan --save-partition`"
+        )
+
+
+def unchecked_note(path: str) -> list[str]:
+    """A note where nothing in a file of a partition tells for which training labels it was made; else no note."""
+    content = _load(Path(path).expanduser(), f"partition.path = {path!r}")
+    if isinstance(content, dict) and _DIGEST in content:
+        return []
+    return [
+        f"partition.path = {path!r}: it holds no digest of training labels ({_DIGEST}), so whether it was made for "
+        "this data set cannot be checked; `raysim plan --save-partition` writes one"
+    ]
 
 
 def _load(source: Path, where: str) -> Any:

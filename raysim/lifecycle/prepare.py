@@ -54,6 +54,15 @@ def make_partition(config: Config, dataset: Dataset) -> Partition:
     return partition
 
 
+def partition_notes(config: Config) -> list[str]:
+    """Notes on a partition that was made: that a file does not tell for which training labels it was written."""
+    if config.partition.name != "file":
+        return []
+    from raysim.data.partition_file import unchecked_note
+
+    return unchecked_note(config.partition.params["path"])
+
+
 def _numpy_stream(config: Config) -> np.random.RandomState:
     if config.partition.name == "dirichlet_client":
         raise UserError("partition.stream = numpy: each client of dirichlet_client has a stream of its own; use raysim")
@@ -99,6 +108,7 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Prepared:
         )
     quota_KC = make_quota(config, partition)
     _check_memory(int(quota_KC.sum()), dataset)
+    notes += partition_notes(config)
     return Prepared(dataset, partition, quota_KC, [*notes, *unread_keys(config, dataset, bool(quota_KC.any()))])
 
 

@@ -9,7 +9,7 @@ from raysim.config.registry import available, resolve
 from raysim.core import rng
 from raysim.core.errors import UserError
 from raysim.data.modifiers import input_noise, label_noise, rare
-from raysim.data.partition_file import save_partition
+from raysim.data.partition_file import save_partition, unchecked_note
 from raysim.data.partitions import file, iid
 
 CIFAR10_LABELS = np.repeat(np.arange(10), 5000)
@@ -27,7 +27,7 @@ def test_a_saved_partition_comes_back_with_the_same_hash(tmp_path, name, suffix)
     cut = rare(owned, rng.stream(0, "a"), max_samples=5)
     for modified in (owned, input_noise(label_noise(cut, rng.stream(0, "b")), rng.stream(0, "c"))):
         path = tmp_path / f"sub/partition{suffix}"
-        save_partition(modified, path)
+        save_partition(modified, path, CIFAR10_LABELS[::25])
         again = file(CIFAR10_LABELS[::25], 10, rng.stream(9, "t"), path=str(path), clients=10)
         assert again.sha256() == modified.sha256()
 
@@ -69,7 +69,7 @@ def test_a_file_that_is_absent_truncated_or_of_another_data_set_is_refused(tmp_p
     with pytest.raises(UserError, match=r"partition\.path = .*does not exist"):
         file(np.arange(5), 5, rng.stream(0, "t"), path=str(tmp_path / "nowhere.json"))
     path = tmp_path / "partition.npz"
-    save_partition(iid(MIXED_LABELS, 5, rng.stream(0, "t"), clients=4), path)
+    save_partition(iid(MIXED_LABELS, 5, rng.stream(0, "t"), clients=4), path, MIXED_LABELS)
     with pytest.raises(UserError, match=r"partition\.clients = 9: .* lists 4 clients"):
         file(MIXED_LABELS, 5, rng.stream(0, "t"), path=str(path), clients=9)
     with pytest.raises(UserError, match="made for 5 classes, but the data set has 6"):
@@ -80,12 +80,12 @@ def test_a_file_that_is_absent_truncated_or_of_another_data_set_is_refused(tmp_p
     with pytest.raises(UserError, match="cannot be read"):
         file(MIXED_LABELS, 5, rng.stream(0, "t"), path=str(path))
     with pytest.raises(UserError, match=r"\.json or \.npz"):
-        save_partition(iid(MIXED_LABELS, 5, rng.stream(0, "t"), clients=4), tmp_path / "partition.csv")
+        save_partition(iid(MIXED_LABELS, 5, rng.stream(0, "t"), clients=4), tmp_path / "partition.csv", MIXED_LABELS)
 
 
 def test_damaged_offsets_are_refused(tmp_path):
     path = tmp_path / "partition.json"
-    save_partition(iid(MIXED_LABELS, 5, rng.stream(0, "t"), clients=4), path)
+    save_partition(iid(MIXED_LABELS, 5, rng.stream(0, "t"), clients=4), path, MIXED_LABELS)
     content = json.loads(path.read_text())
     content["offsets_K1"][2] = 390
     path.write_text(json.dumps(content))
@@ -98,4 +98,48 @@ def test_a_file_that_cannot_be_written_is_named_with_the_reason(tmp_path, suffix
     """A folder is in the place of the file, which no right to write helps, not even that of root."""
     (tmp_path / f"x.{suffix}").mkdir()
     with pytest.raises(UserError, match=rf"--save-partition = .*x\.{suffix}: it cannot be written \(Is a directory\)"):
-        save_partition(iid(MIXED_LABELS, 5, rng.stream(0, "t"), clients=4), tmp_path / f"x.{suffix}")
+        save_partition(iid(MIXED_LABELS, 5, rng.stream(0, "t"), clients=4), tmp_path / f"x.{suffix}", MIXED_LABELS)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npz"])
+@pytest.mark.parametrize("noise", [False, True])
+def test_a_partition_saved_for_other_training_labels_is_refused(tmp_path, suffix, noise):
+    """Two labels of the 400 are swapped: lengths, classes and counts stay the same, but the rows mean other images."""
+    owned = iid(MIXED_LABELS, 5, rng.stream(0, "t"), clients=4)
+    if noise:
+        owned = label_noise(owned, rng.stream(0, "n"), fraction=1.0)
+    path = tmp_path / f"partition{suffix}"
+    save_partition(owned, path, MIXED_LABELS)
+    assert file(MIXED_LABELS, 5, rng.stream(0, "t"), path=str(path)).sha256() == owned.sha256()
+    assert unchecked_note(str(path)) == []
+    other = MIXED_LABELS.copy()
+    row = int(np.flatnonzero(other != other[0])[0])
+    other[[0, row]] = other[[row, 0]]
+    with pytest.raises(UserError, match=r"partition\.path = .*made for other training labels.*data\.train_samples"):
+        file(other, 5, rng.stream(0, "t"), path=str(path))
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_a_partition_without_a_digest_is_compared_by_its_labels_unless_they_are_noisy(tmp_path, noise):
+    owned = iid(MIXED_LABELS, 5, rng.stream(0, "t"), clients=4)
+    if noise:
+        owned = label_noise(owned, rng.stream(0, "n"), fraction=0.5)
+    path = tmp_path / "partition.json"
+    save_partition(owned, path, MIXED_LABELS)
+    content = json.loads(path.read_text())
+    del content["labels_sha256"]
+    path.write_text(json.dumps(content))
+    assert file(MIXED_LABELS, 5, rng.stream(0, "t"), path=str(path)).sha256() == owned.sha256()
+    assert "no digest of training labels" in unchecked_note(str(path))[0]
+    other = MIXED_LABELS[::-1].copy()
+    if noise:
+        assert file(other, 5, rng.stream(0, "t"), path=str(path)).sha256() == owned.sha256()
+    else:
+        with pytest.raises(UserError, match="made for other training labels"):
+            file(other, 5, rng.stream(0, "t"), path=str(path))
+
+
+def test_lists_by_hand_get_a_note_that_they_cannot_be_checked(tmp_path):
+    path = tmp_path / "lists.json"
+    path.write_text("[[4, 2], [0]]")
+    assert unchecked_note(str(path))[0].startswith(f"partition.path = {str(path)!r}: it holds no digest")
