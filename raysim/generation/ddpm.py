@@ -7,6 +7,8 @@ borders between threads another last bit.
 
 import hashlib
 import json
+import re
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +28,7 @@ from raysim.generation.weights_folder import CARD, find_folder, read_json, read_
 
 __all__ = ["ddpm"]
 
+_NUMBER = re.compile(r"(class|label)?[ _-]?\d+")  # a name of a class that says nothing but its number
 CODE_VERSION = 2  # increased with every change of this module that changes pixels
 
 
@@ -70,8 +73,15 @@ class ddpm(ImageGenerator):
 
     @staticmethod
     def notes(dataset: Dataset, quota_KC: IntArray, *, weights: str, **keys: object) -> list[str]:  # noqa: ARG004
-        """Say whether the weights were trained on the clients' images or on test images, as far as is recorded."""
-        return training_images.notes_of(_trained_on(find_folder(weights)), dataset, weights)
+        """Say what the weights were trained on, as far as is recorded, and whether their classes have other names.
+
+        Trained on: the clients' images, or test images.
+        """
+        folder = find_folder(weights)
+        return [
+            *training_images.notes_of(_trained_on(folder), dataset, weights),
+            *_name_notes(_card(folder).get("class_names"), dataset.class_names, weights),
+        ]
 
     def fingerprint(self) -> str:
         """Hex sha256 of everything that changes the pixels; equal on all machines of one kind."""
@@ -137,16 +147,45 @@ class ddpm(ImageGenerator):
         return predicted.float().contiguous()
 
 
+def _card(folder: Path) -> dict[str, Any]:
+    return read_json(folder / CARD) if (folder / CARD).is_file() else {}
+
+
 def _trained_on(folder: Path) -> training_images.Keys | None:
-    card = read_json(folder / CARD) if (folder / CARD).is_file() else {}
-    return training_images.recorded(folder, card)
+    return training_images.recorded(folder, _card(folder))
+
+
+def _name_notes(made_for: object, names: Sequence[str], weights: str) -> list[str]:
+    """A note where the weights call the classes otherwise than the data set, or one of the two only numbers them.
+
+    made_for: the names in the card of the weights, where there are some.
+    """
+    theirs = [str(name) for name in made_for] if isinstance(made_for, list) else []
+    if [name.casefold() for name in theirs] == [name.casefold() for name in names]:
+        return []
+    where = f"generator.weights = {weights}"
+    is_numbered = [all(_NUMBER.fullmatch(name.casefold()) for name in side) for side in (theirs, names)]
+    if all(is_numbered):
+        return []
+    if any(is_numbered):
+        side, shown = ("the weights", names) if is_numbered[0] else ("the data set", theirs)
+        return [
+            f"{where}: {side} only number the classes, so whether they are in one order cannot be checked; the others "
+            f"are {_listed([f'{c} {name}' for c, name in enumerate(shown)])}"
+        ]
+    differ = [f"{c} {a} for {b}" for c, (a, b) in enumerate(zip(theirs, names, strict=False)) if a != b]
+    return [f"{where}: their classes have other names than the data set's: images are made of class {_listed(differ)}"]
+
+
+def _listed(items: Sequence[str]) -> str:
+    return ", ".join(items[:10]) + (f" and {len(items) - 10} more" if len(items) > 10 else "")
 
 
 def _check_unet(  # Any: a configuration of diffusers, whose keys are attributes
     folder: Path, config: Any, dataset: Dataset, guidance: float
 ) -> tuple[int, int | None]:
     """(classes, null class or None) of the weights; UserError if they do not fit the data set or the guidance."""
-    card = read_json(folder / CARD) if (folder / CARD).is_file() else {}
+    card = _card(folder)
     rows = config.num_class_embeds
     size = config.sample_size
     if not isinstance(rows, int) or config.class_embed_type is not None:

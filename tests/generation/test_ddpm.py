@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -217,6 +218,30 @@ def test_weights_that_number_the_same_classes_otherwise_are_refused(tmp_path):
         else:
             with pytest.raises(UserError, match=r"numbers its classes cat, dog, cow, .* 'toy' cat, cow, dog"):
                 ddpm(dataset, "cpu", weights=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "note"),
+    [
+        (["cat", "dog", "cow"], ["cat", "dog", "cow"], None),
+        (["Cat", "dog", "cow"], ["cat", "dog", "cow"], None),
+        (["0", "1", "2"], ["0", "1", "2"], None),
+        (["0", "1", "2"], ["class_0", "class_1", "class_2"], None),
+        (["car", "dog", "cow"], ["automobile", "dog", "cow"], "images are made of class 0 car for automobile"),
+        (["0", "1", "2"], ["cat", "dog", "cow"], "the weights only number the classes, .* are 0 cat, 1 dog, 2 cow"),
+        (None, ["cat", "dog", "cow"], "the weights only number the classes"),
+        (["cat", "dog", "cow"], ["0", "1", "2"], "the data set only number.* are 0 cat, 1 dog, 2 cow"),
+    ],
+)
+def test_weights_whose_classes_have_other_names_get_a_note(tmp_path, theirs, ours, note):
+    """Label c makes an image of what the weights call c, whatever the data set calls it."""
+    dataset = replace(make_dataset(), class_names=tuple(ours))
+    folder = make_folder(tmp_path, dataset)
+    card = json.loads((folder / "card.json").read_text())
+    (folder / "card.json").write_text(json.dumps({**card, "class_names": theirs}))
+    unknown, *found = ddpm.notes(dataset, np.ones((1, 3), int), weights=str(folder))
+    assert "do not say which images" in unknown and len(found) == (note is not None)
+    assert note is None or re.search(note, found[0])
 
 
 def test_guidance_needs_a_null_class(tmp_path):
