@@ -3,10 +3,12 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from raysim.core.errors import UserError
 
 CACHE = Path("~/.cache/raysim/data")
+_VALIDATORS = ("ETag", "Content-MD5", "Digest", "Last-Modified")  # headers of HTTP that change with the content
 
 
 def is_url(path: str) -> bool:
@@ -25,7 +27,8 @@ def local_copy(url: str) -> Path:
     folder = CACHE.expanduser() / hashlib.sha256(url.encode()).hexdigest()[:16]
     try:
         system, root = fsspec.core.url_to_fs(url)
-        found = {path: str(system.ukey(path)) for path in system.find(root)}
+        system.invalidate_cache()  # of listings that are kept within one process
+        found = {path: _mark(system, path) for path in _files(system, root)}
         if not found:
             raise FileNotFoundError("there is nothing")
         single = list(found) == [root]
@@ -41,14 +44,39 @@ def local_copy(url: str) -> Path:
     return folder / names[root] if single else folder
 
 
+def _is_web(system: Any) -> bool:
+    protocols = [system.protocol] if isinstance(system.protocol, str) else system.protocol
+    return not {"http", "https"}.isdisjoint(protocols)
+
+
+def _files(system: Any, root: str) -> list[str]:
+    """The files at and below a place.  On the web only a page is searched for links; a file would be fetched for it."""
+    if _is_web(system) and not str(system.info(root).get("mimetype", "text/html")).startswith("text/html"):
+        return [root]
+    return list(system.find(root))
+
+
+def _mark(system: Any, path: str) -> str:
+    """What changes when a file does; empty where nothing tells.
+
+    For the web, fsspec's own mark is the address alone, so the server is asked: a length alone does not tell, since an
+    array that is changed keeps its length.
+    """
+    if not _is_web(system):
+        return str(system.ukey(path))
+    info = system.info(path)
+    told = {key: info[key] for key in _VALIDATORS if info.get(key)}
+    return json.dumps({**told, "size": info.get("size")}, sort_keys=True) if told else ""
+
+
 def _fetch(system: object, folder: Path, names: dict[str, str], marks: dict[str, str]) -> None:
-    """Make the folder hold exactly these files.  marks: what changes when a file does."""
+    """Make the folder hold exactly these files.  marks: what changes when a file does; empty: always fetch it."""
     folder.mkdir(parents=True, exist_ok=True)
     ledger = folder / ".fetched.json"
     have = json.loads(ledger.read_text()) if ledger.exists() else {}
     for path, name in names.items():
         target = folder / name
-        if have.get(name) != marks[path] or not target.exists():
+        if not marks[path] or have.get(name) != marks[path] or not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             partial = target.with_name(f".{target.name}.part")
             system.get_file(path, str(partial))  # type: ignore[attr-defined]

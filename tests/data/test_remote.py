@@ -1,5 +1,9 @@
 """Data at a URL is fetched once, again only where it changed, and refused with the remedy."""
 
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
@@ -53,3 +57,69 @@ def test_a_url_that_cannot_be_read_is_refused_by_name(store, url: str, cause: st
     store.pipe("/bucket/a", b"")
     with pytest.raises(UserError, match=f"data.path = '{url}'.*{cause}"):
         npz(path=url)
+
+
+Headers = Callable[[bytes], dict[str, str]]
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes, Headers], tuple[str, list[str]]]]:
+    """Puts one file on a server of this machine: (its address, the requests so far)."""
+    monkeypatch.setattr(remote, "CACHE", tmp_path / "cache")
+    content: dict[str, object] = {}
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            blob: bytes = content["blob"]  # type: ignore[assignment]
+            asked.append(self.command)
+            self.send_response(200)
+            for name, value in content["headers"](blob).items():  # type: ignore[operator]
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(blob)))
+            self.send_header("Content-Type", "application/octet-stream")
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(blob)
+
+        do_GET = do_HEAD
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def put(blob: bytes, headers: Headers) -> tuple[str, list[str]]:
+        content.update(blob=blob, headers=headers)
+        asked.clear()
+        return f"http://127.0.0.1:{server.server_port}/d.bin", asked
+
+    yield put
+    server.shutdown()
+    server.server_close()
+
+
+def etag(blob: bytes) -> dict[str, str]:
+    return {"ETag": f'"{hashlib.sha256(blob).hexdigest()}"'}
+
+
+def last_modified(blob: bytes) -> dict[str, str]:
+    return {"Last-Modified": f"Wed, 21 Oct 2015 07:28:{blob[0] % 60:02} GMT"}
+
+
+@pytest.mark.parametrize("headers", [etag, last_modified])
+def test_a_file_on_the_web_is_fetched_again_where_it_changed_alone(web, headers: Headers):
+    """The new content is of the same length, at the same address."""
+    url, asked = web(b"one", headers)
+    assert remote.local_copy(url).read_bytes() == b"one" and "GET" in asked
+    url, asked = web(b"one", headers)
+    assert remote.local_copy(url).read_bytes() == b"one" and "GET" not in asked
+    url, asked = web(b"two", headers)
+    assert remote.local_copy(url).read_bytes() == b"two"
+
+
+def test_a_file_on_the_web_without_date_or_digest_is_always_fetched(web):
+    for blob in (b"one", b"two"):
+        url, _ = web(blob, lambda _: {})
+        assert remote.local_copy(url).read_bytes() == blob
