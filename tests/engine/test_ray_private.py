@@ -1,5 +1,6 @@
 """A Ray of raysim's own runs nothing but what it needs; Ray itself is left as it was, and may change."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -22,7 +23,10 @@ from raysim.engine.session import Session
 
 
 def test_no_dashboard_autoscaler_or_log_monitor_runs(ray_here: None):
-    lines = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True)]
+    lines = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a worker of an earlier test that has just ended
+            lines.append(" ".join(process.cmdline()))
     assert any("raylet" in line for line in lines)
     for script in ("dashboard/dashboard.py", "autoscaler/_private/monitor.py", "log_monitor.py"):
         assert not [line for line in lines if line.partition(" --")[0].endswith(script)]
