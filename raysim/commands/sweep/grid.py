@@ -68,10 +68,12 @@ def read_sweep(path: str | Path, overrides: Iterable[str] = ()) -> Grid:
     if clash:
         problems = [f"override {t!r}: the grid sets this key; change grid.{t.partition('=')[0]}" for t in clash]
         raise ConfigError(problems, "the command line")
-    axes_track = any("tracking" in str(part) for part in plain["grid"].items())
-    base, notes = _base(plain["base"], Path(path), texts, axes_track)
+    base, notes = _base(plain["base"], Path(path), texts)
     axes = {axis: _choices(axis, values) for axis, values in plain["grid"].items()}
     cells, found = _cells(base, axes, str(path))
+    # The sweep names an experiment even where no MLflow run is asked for; only a name that the user wrote is reported.
+    own = f"tracking.experiment = {show(Path(path).stem)} has no effect"
+    found = [note for note in found if not note.startswith(own)]
     return Grid(Path(path).stem, cells, plain.get("target_accuracy"), list(dict.fromkeys([*notes, *found])))
 
 
@@ -149,24 +151,13 @@ def _short(keys: PlainMapping) -> str:
     return " ".join([*([str(keys["name"])] if "name" in keys else []), *([show(others)] if others else [])])
 
 
-def _base(
-    base: str | PlainDict, file: Path, overrides: list[str], axes_track: bool
-) -> tuple[PlainDict, list[str]]:
-    """The base with the overrides of the command line; its MLflow experiment is that of the sweep.
-
-    axes_track: whether the grid changes keys of `tracking`.  Where neither it nor the base asks for an MLflow run, the
-    experiment stays as it is, since nothing would read it.
-    """
+def _base(base: str | PlainDict, file: Path, overrides: list[str]) -> tuple[PlainDict, list[str]]:
+    """The base with the overrides of the command line; its MLflow experiment is that of the sweep."""
     path = file.expanduser().parent / base if isinstance(base, str) else None
     plain = read_yaml(path) if path is not None else plain_copy(base)  # type: ignore[arg-type]
-    tracked = plain_copy(plain)
-    tracking = tracked.setdefault("tracking", {})
+    tracking = plain.setdefault("tracking", {})
     if isinstance(tracking, dict) and (path is not None or "experiment" not in tracking):
         tracking["experiment"] = file.stem
-    notes = apply_overrides(tracked, overrides)
-    tracking = tracked["tracking"]
-    if axes_track or not isinstance(tracking, dict) or tracking.get("uri") != "none":
-        return tracked, notes
     return plain, apply_overrides(plain, overrides)
 
 

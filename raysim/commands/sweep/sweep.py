@@ -16,7 +16,7 @@ from raysim.commands.sweep import table as sweep_table
 from raysim.commands.sweep.grid import Cell, Grid, named, read_sweep
 from raysim.config.plugin_guard import blaming
 from raysim.config.plugin_source import with_source
-from raysim.config.schema import PLUGIN_SECTIONS, Config, Resources
+from raysim.config.schema import PLUGIN_SECTIONS, Config, Resources, Tracking
 from raysim.core.errors import ConfigError, RayLost, RunError, UserError
 from raysim.core.files import write_atomic
 from raysim.core.persistent import persistent_path
@@ -329,7 +329,11 @@ def _directory(grid: Grid) -> Path:
 def _write_cell(directory: Path, cell: Cell) -> Path:
     """Write the configuration of a cell to a file, which `raysim run` takes, too; its name becomes that of the run."""
     path = directory / "cells" / f"{cell.slug}.yaml"
-    write_atomic(path, yaml.safe_dump(cell.config.resolved(), sort_keys=False).encode())
+    plain = cell.config.resolved()
+    if cell.config.tracking.uri == "none":
+        # Nothing reads the experiment, which the sweep has named; kept, each cell would report it as without effect.
+        plain["tracking"]["experiment"] = Tracking().experiment
+    write_atomic(path, yaml.safe_dump(plain, sort_keys=False).encode())
     return path
 
 
