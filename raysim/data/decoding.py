@@ -71,7 +71,7 @@ def _decode(blob: bytes | None, mode: str, where: str) -> ByteArray:
         raise UserError(f"{where}: there is no image (null); remove the row")
     try:
         with Image.open(io.BytesIO(blob)) as opened:
-            if opened.mode in _DEEP:
+            if opened.mode in _DEEP or _bits(opened, blob) > 8:
                 raise UserError(f"{where}: more than 8 bits a channel ({opened.mode}); convert the image to 8 bits")
             if mode == "L" and opened.mode not in _GREY:
                 raise _ColourFound
@@ -82,6 +82,15 @@ def _decode(blob: bytes | None, mode: str, where: str) -> ByteArray:
     except _UNREADABLE as error:
         raise UserError(f"{where}: the image cannot be read ({error}); replace or remove it") from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _bits(image: Image.Image, blob: bytes) -> int:
+    """Bits a channel in the file, which pillow cuts to 8 in colour images: of PNG (in its header) and TIFF; else 8."""
+    if image.format == "PNG":
+        return blob[24]
+    if image.format == "TIFF":
+        return int(max(image.tag_v2.get(258, (8,))))  # type: ignore[attr-defined]  # BitsPerSample
+    return 8
 
 
 def _upright(image: Image.Image) -> Image.Image:

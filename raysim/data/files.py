@@ -63,7 +63,7 @@ def parquet(
     train, test = used_splits(called, validation, reader.notes, path)
     trained_on = [file for split in train for file in by_split[split]]
     tested_on = [file for split in test for file in by_split[split]]
-    label, names = label_column_and_names([*trained_on, *tested_on], label_column)
+    label, names = label_column_and_names([*trained_on, *tested_on], label_column, reader.notes)
     trained = read_parquet(trained_on, image_column, label, reader)
     tested = read_parquet(tested_on, image_column, label, reader) if tested_on else None
     return build_dataset(
@@ -173,6 +173,9 @@ def npz(
             reader.notes.append(f"arrays in {path} that are not read: {', '.join(unread)}")
         trained = _join([_from_archive(archive, names[split], path) for split in train], path)
         tested = _join([_from_archive(archive, names[split], path) for split in test], path) if test else None
+    highest = max(int(labels_N.max(initial=0)) for _, labels_N in (trained, *([tested] if tested else [])))
+    if len(trained[1]) and highest == 0:
+        raise UserError(f"data.path = {path!r}: there is one class only, all labels are 0; give labels of two or more")
     return build_dataset(
         "npz", trained, tested, None, flips=flips, test_fraction=test_fraction, split_seed=split_seed
     )

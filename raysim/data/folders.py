@@ -11,6 +11,7 @@ from raysim.data.split_names import Split, split_of, splits_of
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 _NO_IMAGES = {".txt", ".md", ".csv", ".json", ".xml", ".yaml", ".yml", ".html", ".db", ".ini", ""}
+_STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"II*\x00", b"MM\x00*")  # of PNG, JPEG, GIF, WebP, TIFF
 _MACHINE_MADE = {"__MACOSX", "__pycache__", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
 
 
@@ -276,7 +277,7 @@ def has_image(folder: Path) -> bool:
 def images_in(folder: Path, others: Counter[str]) -> list[Path]:
     """All images in a folder and the folders in it, links followed, in the order of their paths.
 
-    others: counts the suffixes of files that are neither images nor text.
+    others: counts the suffixes of files that are neither images nor text, and images without a suffix.
     Raises UserError for a folder that is named like an image, a link to nothing, or a folder that cannot be read.
     """
     return sorted(_walk(folder, set(), others))
@@ -300,7 +301,17 @@ def _walk(folder: Path, seen: set[str], others: Counter[str] | None = None) -> l
             found.append(path)
         elif others is not None and path.suffix.lower() not in _NO_IMAGES:
             others[path.suffix.lower()] += 1
+        elif others is not None and not path.suffix and path.is_file() and _starts_like_image(path):
+            others["images without a suffix"] += 1
     return found
+
+
+def _starts_like_image(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(8).startswith(_STARTS)
+    except OSError:
+        return False
 
 
 def read_bytes(file: Path) -> bytes:

@@ -130,10 +130,13 @@ def _check_shards(split: Split, used: Sequence[Path]) -> None:
         raise UserError(f"{where} has two files of number {twice:05}; keep one of them")
 
 
-def label_column_and_names(paths: Sequence[Path], wanted: str | None) -> tuple[str, list[str] | None]:
+def label_column_and_names(
+    paths: Sequence[Path], wanted: str | None, notes: list[str]
+) -> tuple[str, list[str] | None]:
     """(the column of labels of all files, the names of its classes or None where no file has them).
 
     wanted: the column that the user named; None: the usual one of the first file, which is then that of all files.
+    notes: gets that a column is called `split`, since splits are told by the names of files alone.
     Raises UserError naming the file that lacks the column, that has it twice, or whose class names differ in content or
     order from those of another file: the same number would then mean two classes.
     """
@@ -148,14 +151,18 @@ def label_column_and_names(paths: Sequence[Path], wanted: str | None) -> tuple[s
             )
         column = _pick(column, _LABEL_COLUMNS, schema.names, f"data.path: {file}", "label_column")
         own = _hub_class_names(schema, column)
-        if own is None:
-            continue
-        if names is None:
+        if names is None and own is not None:
             names, named_by = own, file
-        elif own != names:
+        elif own is not None and own != names:
+            assert names is not None
             raise UserError(
                 f"data.path: {_name_difference(names, own)} in {named_by} and {file}, so one label would mean two "
                 "classes; give files of one export"
+            )
+        if "split" in schema.names and not any("column 'split'" in note for note in notes):
+            notes.append(
+                f"data.path: {file} has a column 'split', which is not read: splits are told by the names of files, "
+                "such as train-0.parquet and test-0.parquet; write one file per split if the column means that"
             )
     assert column is not None
     return column, names
@@ -306,7 +313,10 @@ def _cells(file: Path, column: str) -> list[bytes | Path | None]:
             paths = pyarrow.compute.struct_field(values, "path")
         if kind.get_field_index("bytes") >= 0:
             values = pyarrow.compute.struct_field(values, "bytes")
-        elif paths is not None and pyarrow.types.is_string(paths.type):
+        has_paths = paths is not None and (
+            pyarrow.types.is_string(paths.type) or pyarrow.types.is_large_string(paths.type)
+        )
+        if has_paths and (pyarrow.types.is_struct(values.type) or pyarrow.types.is_null(values.type)):
             values = pyarrow.nulls(len(values), pyarrow.binary())
         kind = values.type
     if not (pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind)):

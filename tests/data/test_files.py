@@ -2,6 +2,8 @@
 
 import io
 import json
+import struct
+import zlib
 
 import numpy as np
 import pyarrow as pa
@@ -153,6 +155,47 @@ def test_two_columns_of_one_name_are_refused(tmp_path, twice):
     pq.write_table(pa.Table.from_arrays([columns[name] for name in names], names=names), tmp_path / "all.parquet")
     with pytest.raises(UserError, match=rf"all\.parquet has 2 columns named '{twice}'.*data\.{twice}_column"):
         parquet(path=str(tmp_path / "all.parquet"))
+
+
+def test_paths_are_used_where_the_bytes_of_all_rows_are_null(tmp_path):
+    """A column of nulls alone has a type of its own, which is not that of bytes."""
+    pixels = pictures(4)
+    for i, image in enumerate(pixels):
+        (tmp_path / f"{i}.png").write_bytes(encode(image))
+    table = pa.table({"image": [{"bytes": None, "path": f"{i}.png"} for i in range(4)], "label": [0, 1, 0, 1]})
+    assert pa.types.is_null(table["image"].type.field("bytes").type)
+    for name in ("train-0", "test-0"):
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    assert (parquet(path=str(tmp_path)).train_images == pixels.transpose(0, 3, 1, 2)).all()
+
+
+def test_a_column_that_is_called_split_is_said_once(tmp_path):
+    blobs = [encode(p) for p in pictures(2)]
+    for name in ("train-0", "test-0"):
+        pq.write_table(pa.table({"image": blobs, "label": [0, 1], "split": ["a", "b"]}), tmp_path / f"{name}.parquet")
+    reader = Reader()
+    parquet(reader, path=str(tmp_path))
+    assert len(reader.notes) == 1 and "train-0.parquet has a column 'split', which is not read" in reader.notes[0]
+
+
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_png_of_sixteen_bits_in_grey_with_alpha_or_colour_is_refused(channels):
+    """Written by hand: header 2 x 2 pixels, 16 bits, type 4 (grey, alpha), 2 (RGB) or 6 (RGBA); pillow reads 8 bits."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", 2, 2, 16, {2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
+    rows = (b"\0" + b"\x80\x01" * 2 * channels) * 2
+    blob = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    with pytest.raises(UserError, match="row: more than 8 bits a channel"):
+        decode_images(1, [blob].__getitem__, ["row"].__getitem__)
+
+
+def test_an_archive_of_a_single_class_is_refused(tmp_path):
+    np.savez(tmp_path / "d.npz", train_images=pictures(10, (4, 4)), train_labels=np.zeros(10, int))
+    with pytest.raises(UserError, match=r"data\.path = .*one class only"):
+        npz(path=str(tmp_path / "d.npz"))
 
 
 def test_a_bad_image_is_named_by_its_own_file_and_row(tmp_path):

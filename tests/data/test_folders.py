@@ -311,3 +311,12 @@ def test_one_folder_in_each_class_and_folders_beside_images_are_read(tmp_path: P
     with pytest.raises(UserError, match=r"'left', 'right'"):
         read(tmp_path / "z")
     assert read(tmp_path / "z", classes=["ant", "bee"])[0].class_names == ("ant", "bee")
+
+
+def test_images_without_a_suffix_are_counted_and_said(tmp_path: Path):
+    fill(tmp_path, {"ant": 3, "bee": 2})
+    (tmp_path / "ant/002.png").rename(tmp_path / "ant/002")
+    (tmp_path / "ant/LICENSE").write_text("text needs no word")
+    dataset, notes = read(tmp_path)
+    assert f"files in {tmp_path} of types that are not read: 1 images without a suffix" in notes
+    assert len(dataset.train_labels_N) + len(dataset.test_labels_N) == 4
