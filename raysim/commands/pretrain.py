@@ -14,6 +14,7 @@ from raysim.config.yaml_io import read_yaml
 from raysim.core import rng
 from raysim.core.errors import ConfigError, UserError
 from raysim.core.files import write_atomic
+from raysim.core.locks import FolderLock
 from raysim.core.plain import PlainDict
 from raysim.core.records import ByteArray, Dataset, IntArray
 from raysim.core.signals import Signals
@@ -54,21 +55,37 @@ def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
         if done and (not config.sampling.images or (folder / QUALITY).is_file()):
             display.line(f"{folder} is finished; nothing to do")
             return folder
-        tracker = _tracker(config, folder)
-        status: Status = "FAILED"
-        try:
-            _train(config, dataset, display, tracker, signals)
-            if is_finished(folder, config) and config.sampling.images:
-                _measure(config, dataset, display, tracker)
-            status = "FINISHED"
-        except KeyboardInterrupt:
-            status = "KILLED"
-            raise
-        finally:
-            tracker.finish(status)
-            for problem in tracker.problems:
-                display.line(f"warning: {problem}")
+        with _own(folder):
+            _to_the_end(config, dataset, display, signals)
         return folder
+
+
+def _own(folder: Path) -> FolderLock:
+    """Make the output folder, and take its lock; UserError where that cannot be, or another process has it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output: {folder} cannot be made ({error.strerror}); name a folder that can") from error
+    return FolderLock(folder)
+
+
+def _to_the_end(config: PretrainConfig, dataset: Dataset, display: Display, signals: Signals) -> None:
+    """Train and measure, and record in MLflow how that ended."""
+    folder = Path(config.output).expanduser()
+    tracker = _tracker(config, folder)
+    status: Status = "FAILED"
+    try:
+        _train(config, dataset, display, tracker, signals)
+        if is_finished(folder, config) and config.sampling.images:
+            _measure(config, dataset, display, tracker)
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        tracker.finish(status)
+        for problem in tracker.problems:
+            display.line(f"warning: {problem}")
 
 
 def unread_keys(config: PretrainConfig, plain: PlainDict) -> list[str]:
@@ -105,7 +122,6 @@ def _tracker(config: PretrainConfig, folder: Path) -> NullTracker:
         before or None, folder,
     )
     if tracker.run_id:
-        folder.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps({"mlflow_run_id": tracker.run_id}).encode())
     return tracker
 

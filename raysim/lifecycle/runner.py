@@ -1,5 +1,6 @@
 """One run from its configuration to its summary: both phases, tracking, files, and a record of how it ended."""
 
+import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from raysim.config.plugin_guard import blaming
 from raysim.config.schema import Config
 from raysim.core.errors import RunError
+from raysim.core.locks import FolderLock
 from raysim.core.records import Dataset, Synthetic
 from raysim.core.signals import Signals
 from raysim.engine.background_start import BackgroundStart
@@ -53,13 +55,20 @@ def run_experiment(
 
     mlflow: the process that writes the MLflow run; None: this process.
     """
-    with Display() as display, Signals() as signals, BackgroundStart(signals, session) as start:
+    with (
+        Display() as display,
+        Signals() as signals,
+        contextlib.ExitStack() as owned,
+        BackgroundStart(signals, session) as start,
+    ):
         clock = PhaseClock()
         config = read_config(source, overrides, keys or {})
         name = "run" if isinstance(source, Mapping | Config) else Path(source).stem
         for note in config.notes:
             display.line(f"note: {note}")
         earlier = resuming.find(config, name, display.line) if resume else None
+        if earlier is not None and not resuming.is_finished(earlier, config.rounds):
+            owned.enter_context(FolderLock(earlier.path))
         experiment = Experiment.prepare(config, name, dataset)
         say_plan(display, config, experiment.prepared)
         notes = [*experiment.prepared.notes, *experiment.components.notes]
@@ -70,7 +79,10 @@ def run_experiment(
             resuming.check_identity(earlier, experiment.identity, accept_changes, changes.append)
             if resuming.is_finished(earlier, config.rounds):
                 return _already_finished(earlier, config.rounds, display)
-        run = _begin(experiment, earlier, changes, clock, display, signals, start, mlflow)
+        directory = earlier or RunDirectory.create(config, name)
+        if earlier is None:
+            owned.enter_context(FolderLock(directory.path))
+        run = _begin(experiment, directory, earlier is None, changes, clock, display, signals, start, mlflow)
         run.record.notes += notes
         del experiment  # frees the driver's copy of the images; from here on those in the object store are used
         return run.to_the_end()
@@ -88,7 +100,8 @@ def _already_finished(directory: RunDirectory, asked: int, display: Display) -> 
 
 def _begin(
     experiment: Experiment,
-    earlier: RunDirectory | None,
+    directory: RunDirectory,
+    is_new: bool,
     accepted: Sequence[str],
     clock: PhaseClock,
     display: Display,
@@ -99,14 +112,13 @@ def _begin(
     """Start Ray in the background and begin the record; UserError only for an MLflow store that cannot be used."""
     config = experiment.config
     prepared = experiment.prepared
-    directory = earlier or RunDirectory.create(config, experiment.name)
     setup = worker_setup(config, experiment.components.rule)
     worker_data = WorkerData(setup, prepared.dataset, prepared.partition)
     start.begin(config.resources, worker_data.give)
-    record = Record.open(experiment, directory, earlier is None, display, clock, mlflow, accepted)
+    record = Record.open(experiment, directory, is_new, display, clock, mlflow, accepted)
     say_start(display, experiment.placement, directory.path)
     clock.seconds["prepare"] = clock.so_far()
-    return _Run(experiment, record, worker_data, start, signals, resumed=earlier is not None)
+    return _Run(experiment, record, worker_data, start, signals, resumed=not is_new)
 
 
 @dataclass

@@ -68,6 +68,28 @@ def test_quality_and_samples_are_kept_with_the_weights_and_in_mlflow(
     assert len(client.search_runs([e.experiment_id for e in client.search_experiments()])) == 1
 
 
+def test_a_second_training_into_the_same_folder_is_refused_while_the_first_goes_on(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    show, refused = Display.round, []
+
+    def again(self: Display, *arguments: Any) -> None:
+        show(self, *arguments)
+        with pytest.raises(UserError, match=r"weights is in use by process \d+ on \S+ since .*; wait until that"):
+            pretrain(config, ["tracking.uri=none"])
+        refused.append(arguments[0])
+
+    monkeypatch.setattr(Display, "round", again)
+    pretrain(config, ["tracking.uri=none", "sampling.images=0", "sampling.every=0"])
+    assert refused == [2, 4, 6]
+
+
+def test_an_output_folder_that_cannot_be_made_is_refused_by_name(config: Path, tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"output: .*file/weights cannot be made \(Not a directory\)"):
+        pretrain(config, [f"output={tmp_path}/file/weights", "tracking.uri=none"])
+
+
 def test_a_stopped_training_goes_on_in_the_same_mlflow_run_to_the_same_weights(config: Path, tmp_path: Path):
     import mlflow
 

@@ -121,6 +121,19 @@ def test_data_that_cannot_work_is_refused_for_all_cells_before_ray_starts(tmp_pa
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_second_sweep_of_the_same_cells_is_refused_while_the_first_runs(tmp_path, small, monkeypatch):
+    """Tried in place of the start of Ray."""
+    path = written(tmp_path, small, {"seed": [0, 1]})
+
+    def again(_: object) -> None:
+        monkeypatch.setattr(sweep_module, "Session", lambda _: pytest.fail("Ray was started"))
+        sweep(path)
+
+    monkeypatch.setattr(sweep_module, "Session", again)
+    with pytest.raises(UserError, match=r"sweep-compare-\w+ is in use by process \d+ on \S+ since .*; wait until that"):
+        sweep(path)
+
+
 def test_an_output_folder_that_cannot_be_made_is_refused_by_name(tmp_path, small):
     (tmp_path / "occupied").write_text("a file, not a folder")
     path = written(tmp_path, {**small, "output": {"dir": str(tmp_path / "occupied" / "runs")}}, {"seed": [0]})

@@ -1,6 +1,7 @@
 """A run that is interrupted and resumed is the run that was not."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import yaml
 import raysim
 from raysim import Result
 from raysim.core.errors import UserError
+from raysim.core.locks import NAME
+from raysim.ui.display import Display
 
 Run = Callable[..., Result]
 
@@ -46,6 +49,26 @@ def test_three_rounds_and_three_more_are_six(run: Run, small: dict[str, Any], tm
     pd.testing.assert_frame_equal(timeless(resumed.metrics), timeless(whole.metrics), check_exact=True)
     clients = [timeless(pd.read_parquet(r.directory / "clients.parquet")) for r in (resumed, whole)]
     pd.testing.assert_frame_equal(*clients, check_exact=True)
+
+
+def test_a_second_resume_of_a_run_that_goes_on_is_refused_with_the_process_that_has_it(
+    run: Run, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    """A new run, and one that is resumed; both end as if the second one had not been."""
+    show, refused = Display.round, []
+
+    def resumed_elsewhere(self: Display, number: int, *others: Any) -> None:
+        show(self, number, *others)
+        if number == 2 or number == 4:
+            with pytest.raises(UserError, match=f"is in use by process {os.getpid()} on .*; wait until that has ended"):
+                run(small, resume=True, rounds=9)
+            refused.append(number)
+
+    monkeypatch.setattr(Display, "round", resumed_elsewhere)
+    first = run(small)
+    assert run(small, resume=True, rounds=4).directory == first.directory
+    assert refused == [2, 4]
+    assert not (first.directory / NAME).exists()
 
 
 def test_a_finished_run_says_so_and_does_nothing(run: Run, small: dict[str, Any], capsys: pytest.CaptureFixture[str]):

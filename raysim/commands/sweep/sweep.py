@@ -19,6 +19,7 @@ from raysim.config.plugin_source import with_source
 from raysim.config.schema import PLUGIN_SECTIONS, Config, Resources, Tracking
 from raysim.core.errors import ConfigError, RayLost, RunError, UserError
 from raysim.core.files import write_atomic
+from raysim.core.locks import FolderLock
 from raysim.core.persistent import persistent_path
 from raysim.core.plain import PlainDict
 from raysim.core.records import Dataset
@@ -76,18 +77,19 @@ def run_sweep(file: str | Path, overrides: Iterable[str] = (), mlflow: MlflowPro
         index = RunIndex(persistent_path(grid.cells[0].config.output.dir), display.line)
         tasks = _check(grid, inputs, index)
         directory = _directory(grid)
-        write_atomic(directory / "sweep.json", json.dumps({"runs": len(grid.cells)}).encode())
-        for note in [*grid.notes, *inputs.notes, *_differences(tasks)]:
-            display.line(f"note: {note}")
-        done = sum(task.finished is not None for task in tasks)
-        images = sum(task.images for task in tasks)
-        display.line(
-            f"{len(tasks)} runs, {done} of them finished before; {images:,} synthetic images in all, those that "
-            f"runs share counted each time; results in {directory}"
-        )
-        work = _Sweep(grid, directory, display, inputs, mlflow)
-        work.all_cells(tasks)
-        return work.result()
+        with FolderLock(directory):
+            write_atomic(directory / "sweep.json", json.dumps({"runs": len(grid.cells)}).encode())
+            for note in [*grid.notes, *inputs.notes, *_differences(tasks)]:
+                display.line(f"note: {note}")
+            done = sum(task.finished is not None for task in tasks)
+            images = sum(task.images for task in tasks)
+            display.line(
+                f"{len(tasks)} runs, {done} of them finished before; {images:,} synthetic images in all, those that "
+                f"runs share counted each time; results in {directory}"
+            )
+            work = _Sweep(grid, directory, display, inputs, mlflow)
+            work.all_cells(tasks)
+            return work.result()
 
 
 @dataclass
