@@ -23,10 +23,13 @@ def ray_here() -> Iterator[None]:
     """A local Ray with room for 8 workers, shared by the tests of a session; runs inside it join it."""
     import ray
 
-    from raysim.engine.ray_private import lean_ray
+    from raysim.engine.ray_private import lean_ray, own_token
 
     for attempt in range(3):
-        with tempfile.TemporaryDirectory(prefix="raysim-test-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        with (
+            own_token(),
+            tempfile.TemporaryDirectory(prefix="raysim-test-", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        ):
             try:
                 with lean_ray():
                     ray.init(

@@ -28,7 +28,8 @@ class Held(UserError):
 class FolderLock:
     """The right of this process to change a folder, until `release` is called, or the process ends.
 
-    A context manager, which releases the lock.
+    A context manager, which releases the lock.  is_exclusive: whether the file system knows locks, so that no other
+    process has this one, too.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +39,7 @@ class FolderLock:
         """
         self._path = folder / NAME
         try:
-            self._file = _locked(self._path)
+            self._file, self.is_exclusive = _locked(self._path)
         except BlockingIOError:
             raise Held(f"{folder} is in use by {_holder(self._path)}; wait until that has ended, or stop it") from None
         except OSError as error:
@@ -80,17 +81,17 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def _locked(path: Path) -> int:
-    """Open and lock a file; BlockingIOError if another has the lock."""
+def _locked(path: Path) -> tuple[int, bool]:
+    """Open and lock a file; returns it, and whether it could be locked. BlockingIOError if another has the lock."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(file).st_nlink:
-                return file
+                return file, True
         except OSError as error:
             if error.errno in _NO_LOCKS:
-                return file
+                return file, False
             os.close(file)
             raise
         os.close(file)  # its holder has just removed it

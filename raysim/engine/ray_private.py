@@ -12,6 +12,8 @@ Replaced while Ray starts (`REPLACED`):
   Ray waits, is a small one. What that saves was lost in the noise.
 - signals: ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER leaves SIGTERM to the driver. Without it Ray's handler
   prints a stack and ends the process after 3 s, even if the run has not saved everything yet.
+- loopback: ray_constants.ENABLE_RAY_CLUSTER is off, as on Windows, so that Ray's servers listen at 127.0.0.1 alone.
+  Without it they listen at all addresses of the machine, where the token guards them.
 Set in the environment while Ray starts (`ENVIRONMENT`):
 - RAY_preload_python_modules: the processes of workers load torch before they get their first call. What that
   saves was lost in the noise.
@@ -21,6 +23,7 @@ Asked:
 - worker._global_node: which process of Ray has died. Without it Ray ends the driver without any message.
 - services.canonicalize_bootstrap_address_or_die, the call NodeInfoGcsService/CheckAlive, authentication_token_setup:
   whether a cluster does not answer, or wants a token, is known within 10 s; Ray itself tries for minutes.
+- AuthenticationTokenLoader: forgets the token of an earlier Ray of this process, which a later one would refuse.
 Used in other modules, where only a message or a wait gets worse without it: the resource node:__internal_head__ and the
 file ray_bootstrap_config.yaml (engine.cluster), the text of the error of an actor that cannot start (engine.failures),
 the folder of `ray job submit` (core.persistent), the argument _temp_dir of ray.init (engine.session).
@@ -30,6 +33,7 @@ import contextlib
 import importlib
 import logging
 import os
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +45,7 @@ ENVIRONMENT = {
     "RAY_enable_metrics_collection": "0",
     "RAY_preload_python_modules": "torch",
 }
+TOKEN = "RAY_AUTH_TOKEN"
 _ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # asked without a token, which tells whether one is needed
 _NO_PROXY = [("grpc.enable_http_proxy", 0)]
 
@@ -74,6 +79,7 @@ REPLACED = (
     Replaced("processes", "ray._private.node", "Node", "start_api_server", _nothing),
     Replaced("agent", "ray._private.utils", "", "get_dashboard_dependency_error", _no_dashboard),
     Replaced("signals", "ray._private.ray_constants", "", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER", True),
+    Replaced("loopback", "ray._private.ray_constants", "", "ENABLE_RAY_CLUSTER", False),
 )
 
 
@@ -108,6 +114,31 @@ def lean_environment() -> Iterator[None]:
     finally:
         for key in added:
             os.environ.pop(key, None)
+
+
+@contextlib.contextmanager
+def own_token() -> Iterator[None]:
+    """A context in which this process and those that it starts have a new token, unless RAY_AUTH_TOKEN is set.
+
+    Ray tries that variable first. So it neither reads a token from a file nor writes one, which everybody could read.
+    """
+    if os.environ.get(TOKEN):
+        yield
+        return
+    os.environ[TOKEN] = secrets.token_hex(32)
+    _forget_token()
+    try:
+        yield
+    finally:
+        os.environ.pop(TOKEN, None)
+        _forget_token()
+
+
+def _forget_token() -> None:
+    """Let Ray look for the token again when it needs one."""
+    loader = _found("ray._raylet", "AuthenticationTokenLoader")
+    if hasattr(loader, "instance"):
+        loader.instance().reset_cache()
 
 
 def dead_process() -> str:

@@ -10,32 +10,55 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import ray
 
 from raysim.config.schema import Resources
-from raysim.core.errors import RunError
+from raysim.core.errors import RunError, UserError
+from raysim.core.locks import FolderLock, Held
 from raysim.core.plain import PlainMapping
 from raysim.core.signals import Interrupted
 from raysim.engine.cluster import place_on_cluster, room, survey
-from raysim.engine.join import join
+from raysim.engine.join import RayContext, join
 from raysim.engine.liveness import lost_part
 from raysim.engine.placement import Placement, local_node, place, place_here
 from raysim.engine.pool import Pool
-from raysim.engine.ray_private import lean_environment, lean_ray
+from raysim.engine.ray_private import lean_environment, lean_ray, own_token
 
 START_ATTEMPTS = 2
-_PREFIX = "raysim-ray-"
+_PARENT = Path("/tmp")  # short, because the paths of sockets have a limit
+_PREFIX = "raysim-"
+_LOOPBACK = ("127.", "[::1]")
 _QUIET: PlainMapping = {"logging_level": logging.ERROR, "log_to_driver": False}
 
 
-def _sweep() -> None:
-    """Remove the folders of drivers that were killed, and end the processes of Ray that they left."""
-    for folder in Path("/tmp").glob(f"{_PREFIX}*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and sys.platform == "linux":
-            _end_processes(str(folder))
-            _remove(str(folder))
+def clean_up() -> None:
+    """Remove this user's folders of drivers that were killed, and end the processes of Ray that they left.
+
+    A folder is left where its lock says that its driver lives, if only in a container with other process ids.
+    """
+    for folder in _PARENT.glob(f"{_PREFIX}[0-9]*-*"):
+        with contextlib.suppress(OSError, UserError):  # in use, or just removed by another
+            if folder.lstat().st_uid == os.getuid():
+                with FolderLock(folder) as lock:
+                    if lock.is_exclusive:
+                        _end_processes(str(folder))
+                        _remove(str(folder))
+
+
+def _own_folder(stack: contextlib.ExitStack) -> Path:
+    """Make a folder that only this user can enter, lock it, and let `stack` remove it."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_PARENT))
+        try:
+            stack.enter_context(FolderLock(folder))
+        except UserError as error:
+            if not isinstance(error, Held) and folder.exists():
+                raise
+            continue  # another process that cleans up has taken it before it was locked
+        stack.callback(_remove, str(folder))
+        return folder
 
 
 def _end_processes(folder: str) -> None:
@@ -87,9 +110,9 @@ def placement_before_start(resources: Resources) -> Placement | None:
 class Session:
     """A connection to Ray for one run or for many: starts Ray here or joins a cluster, keeps the workers between runs.
 
-    A context manager. A Ray started here gets a folder of its own and no dashboard, and is ended and removed
-    afterwards; a process that was connected to Ray before stays connected. Raises UserError on entering if a cluster
-    does not answer.  where: which Ray it is, for people.
+    A context manager. A Ray started here gets a folder and a token of its own and no dashboard, and is ended and
+    removed afterwards; a process that was connected to Ray before stays connected. Raises UserError on entering if a
+    cluster does not answer.  where: which Ray it is, for people.
     """
 
     def __init__(self, resources: Resources, unwanted: Callable[[], bool] = lambda: False) -> None:
@@ -123,36 +146,42 @@ class Session:
             return f"Ray cluster {ray.get_runtime_context().gcs_address}, already connected"
         if address:
             return self._join(address)
-        self._start()
+        address = self._start()
         self._joined = False
-        return "Ray started on this machine"
+        if address.startswith(_LOOPBACK):
+            return "Ray started on this machine"
+        return f"Ray started on this machine, where it listens at {address} and asks for a token"
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _start(self) -> None:
+    def _start(self) -> str:
         """Start Ray here; where that fails, once more without the use of its private parts (`engine.ray_private`).
+
+        Returns the address at which it listens.
 
         The second attempt also helps where the machine was too busy to start Ray within Ray's limit of half a minute.
         """
-        for attempt in range(1, START_ATTEMPTS + 1):
+        attempt = 1
+        while True:
             with contextlib.ExitStack() as attempt_stack:
                 try:
-                    self._start_once(attempt_stack, lean=attempt == 1)
+                    address = self._start_once(attempt_stack, lean=attempt == 1)
                 except Exception as error:
                     if attempt < START_ATTEMPTS and not self._unwanted():
+                        attempt += 1
                         continue
                     raise RunError(
                         f"Ray did not start on this machine, tried {attempt} times: {str(error).splitlines()[0]}"
                     ) from error
                 self._stack.push(attempt_stack.pop_all())
-                return
+                return address
 
-    def _start_once(self, stack: contextlib.ExitStack, lean: bool) -> None:
-        _sweep()
-        folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp")  # short: socket paths have a limit
-        stack.callback(_remove, folder)
-        stack.callback(_end_processes, folder)
+    def _start_once(self, stack: contextlib.ExitStack, lean: bool) -> str:
+        clean_up()
+        folder = _own_folder(stack)
+        stack.callback(_end_processes, str(folder))
+        stack.enter_context(own_token())
         stack.callback(_shut_down)
         here = local_node()
         workers = self._resources.workers
@@ -161,14 +190,15 @@ class Session:
             if lean:
                 while_starting.enter_context(lean_environment())
                 while_starting.enter_context(lean_ray())
-            ray.init(
+            context = cast(RayContext, ray.init(
                 address="local",
                 include_dashboard=False,
                 num_cpus=cores,
                 object_store_memory=self._resources.object_store_bytes,
-                _temp_dir=folder,
+                _temp_dir=str(folder / "ray"),  # which Ray makes writable for everybody
                 **_QUIET,
-            )
+            ))
+        return str(context.address_info["gcs_address"])
 
     def _join(self, address: str) -> str:
         source = "resources.address" if self._resources.address else "the environment variable RAY_ADDRESS"

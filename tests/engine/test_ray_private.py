@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -68,6 +69,8 @@ def test_without_private_names_nothing_is_known_and_nothing_fails(without_privat
     assert ray_private.dead_process() == ray_private.raylet_socket() == ""
     assert ray_private.address_of_auto() is None
     assert ray_private.show_token()
+    with ray_private.own_token():
+        pass
 
 
 def test_without_private_names_auto_is_left_to_ray(without_private_names: None, monkeypatch: pytest.MonkeyPatch):
@@ -116,17 +119,18 @@ def test_a_start_that_fails_is_tried_once_more_without_anything_private(
     variable = next(iter(ENVIRONMENT))
     monkeypatch.delenv(variable, raising=False)
 
-    def init(**_: Any) -> None:
+    def init(**_: Any) -> Any:
         seen.append((ray._private.node.Node.start_api_server is theirs, variable in os.environ))
         if len(seen) <= failures:
             raise TypeError("start_ray_processes() got an unexpected argument")
+        return SimpleNamespace(address_info={"gcs_address": "10.0.0.1:6379"})
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     if failures == 1:
         with Session(Resources(workers=1)) as session:
-            assert session.where == "Ray started on this machine"
+            assert session.where.startswith("Ray started on this machine, where it listens at 10.0.0.1:6379 and asks")
     else:
         with pytest.raises(RunError, match=r"did not start on this machine, tried 2 times: .*unexpected argument"):
             Session(Resources(workers=1)).__enter__()

@@ -19,7 +19,7 @@ import yaml
 from raysim import Result
 from raysim.core.errors import RayLost, UserError
 from raysim.engine import liveness
-from raysim.engine.session import Session, _sweep
+from raysim.engine.session import Session, clean_up
 from raysim.lifecycle.directory import RunDirectory
 from raysim.lifecycle.runner import run_experiment
 from raysim.tracking.tracker import Tracker
@@ -196,7 +196,7 @@ def wait_until(true: Callable[[], Any], process: subprocess.Popen[bytes]) -> Non
 def assert_nothing_left(process: subprocess.Popen[bytes], family: list[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive
-    assert not list(Path("/tmp").glob(f"raysim-ray-{process.pid}-*"))
+    assert not list(Path("/tmp").glob(f"raysim-{process.pid}-*"))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_signal_while_ray_starts_leaves_no_process_and_no_folder(
     The run is killed where it was on record by then, and has left no folder at all where it was not.
     """
     process = start(small, tmp_path)
-    folders = f"raysim-ray-{process.pid}-*"
+    folders = f"raysim-{process.pid}-*"
     wait_until(lambda: list(Path("/tmp").glob(folders)) and psutil.Process(process.pid).children(), process)
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
@@ -229,7 +229,7 @@ def test_a_run_that_is_refused_while_ray_starts_leaves_no_process_and_no_folder(
     while process.poll() is None:
         with contextlib.suppress(psutil.Error):
             family.update(psutil.Process(process.pid).children(recursive=True))
-        began = began or bool(list(Path("/tmp").glob(f"raysim-ray-{process.pid}-*")))
+        began = began or bool(list(Path("/tmp").glob(f"raysim-{process.pid}-*")))
         time.sleep(0.02)
     output = (tmp_path / "output.txt").read_text()
     assert process.returncode == 2 and "file is not a database" in output and "Traceback" not in output
@@ -268,7 +268,7 @@ def test_the_death_of_the_only_ray_ends_the_run_with_a_message_and_it_resumes(
     assert process.wait(timeout=120) == 1
     output = (tmp_path / "output.txt").read_text()
     assert f"error: Ray on this machine has died: its process {part} is gone" in output
-    _sweep()  # as at the next start: Ray makes its folder anew when it disconnects at the end of the process
+    clean_up()  # as at the next start: Ray makes its folder anew when it disconnects at the end of the process
     assert_nothing_left(process, family)
     assert status(config) == "FAILED"
     (directory,) = runs.iterdir()

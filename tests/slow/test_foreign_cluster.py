@@ -27,11 +27,12 @@ def listens(port: int) -> bool:
 
 
 @pytest.fixture(params=["token", "disabled"])
-def foreign(request: pytest.FixtureRequest) -> Iterator[str]:
+def foreign(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a cluster that somebody else started here, its dashboard on the usual port.
 
-    It asks for the token of this machine, as one that `ray start` began where there is a token, or for none.
+    It asks for the token in the environment, or for none.
     """
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "ab" * 32)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,0 +1,123 @@
+"""What a Ray that is started for a run leaves to others: no folder, no port, no token; and whose folders it removes."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from raysim.core import locks
+from raysim.core.locks import FolderLock
+from raysim.engine import session as module
+from raysim.engine.session import clean_up
+
+LISTENING = """
+import json, os, sys
+from pathlib import Path
+import psutil
+from raysim.config.schema import Resources
+from raysim.engine.session import Session
+ours = []
+for _ in range(2):  # the second has another token
+    with Session(Resources(workers=1)) as session:
+        session.pool(Resources(workers=1)).call_any(lambda actor, _: actor.where.remote(), "one")
+        me = psutil.Process()
+        sockets = [c for p in [me, *me.children(recursive=True)] for c in p.net_connections("inet")]
+        (folder,) = Path("/tmp").glob(f"raysim-{os.getpid()}-*")
+        ours.append({
+            "addresses": sorted({c.laddr.ip for c in sockets if c.status == "LISTEN"}),
+            "mode": oct(folder.stat().st_mode)[-3:], "token": os.environ["RAY_AUTH_TOKEN"], "where": session.where,
+        })
+print(json.dumps(ours + [os.environ.get("RAY_AUTH_TOKEN")]))
+"""
+
+
+def test_a_ray_started_here_listens_on_loopback_alone_in_a_closed_folder_with_a_token_in_memory(tmp_path: Path):
+    """Also where the home directory cannot be written, where Ray would keep its token."""
+    (tmp_path / "file").touch()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH") and k != "RAY_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENING], env={**environment, "HOME": str(tmp_path / "file" / "home")},
+        capture_output=True, text=True, timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, after = json.loads(done.stdout.splitlines()[-1])
+    for one in (first, second):
+        assert {address.removeprefix("::ffff:") for address in one["addresses"]} == {"127.0.0.1"}
+        assert (one["mode"], one["where"]) == ("700", "Ray started on this machine")
+    assert first["token"] != second["token"] and after is None
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In place of /tmp."""
+    monkeypatch.setattr(module, "_PARENT", tmp_path)
+    return tmp_path
+
+
+def left(folders: Path, name: str) -> Path:
+    path = folders / name
+    (path / "ray" / "logs").mkdir(parents=True)
+    return path
+
+
+def test_a_folder_is_removed_once_its_lock_is_free_whatever_its_process_id(folders: Path):
+    """In a container of its own, a driver that lives has an id that is not there, or that is another's, outside."""
+    gone, here = 4_194_300, os.getpid()
+    assert not psutil.pid_exists(gone)
+    alive, dead = left(folders, f"raysim-{gone}-a"), left(folders, f"raysim-{here}-b")
+    other = left(folders, "raysim-test-c")
+    with FolderLock(alive):
+        clean_up()
+        assert alive.exists() and not dead.exists() and other.exists()
+    clean_up()
+    assert not alive.exists()
+
+
+def test_the_processes_of_a_driver_that_is_gone_are_ended_with_its_folder(folders: Path):
+    stale = left(folders, "raysim-1-a")
+    with (stale / "ray" / "logs" / "raylet.out").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=log)
+    clean_up()
+    assert process.wait(timeout=60) == -9 and not stale.exists()
+
+
+def test_folders_of_other_users_are_neither_touched_nor_waited_for(folders: Path, monkeypatch: pytest.MonkeyPatch):
+    stale = left(folders, "raysim-1-a")
+    monkeypatch.setattr(module.os, "getuid", lambda: stale.stat().st_uid + 1)
+    monkeypatch.setattr(module, "_remove", lambda _: pytest.fail("it was tried"))
+    clean_up()
+    assert [path.name for path in stale.iterdir()] == ["ray"]
+
+
+def test_where_there_are_no_locks_no_folder_is_taken_for_a_dead_one(folders: Path, monkeypatch: pytest.MonkeyPatch):
+    stale = left(folders, "raysim-1-a")
+
+    def no_locks(*_: object) -> None:
+        raise OSError(locks._NO_LOCKS[0], "No locks available")
+
+    monkeypatch.setattr(locks.fcntl, "flock", no_locks)
+    clean_up()
+    assert stale.exists()
+
+
+def test_a_folder_that_another_removes_before_it_is_locked_is_made_again(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make, made = module.tempfile.mkdtemp, []
+
+    def taken(**arguments: str) -> str:
+        made.append(make(**arguments))
+        if len(made) == 1:
+            clean_up()
+        return made[-1]
+
+    monkeypatch.setattr(module.tempfile, "mkdtemp", taken)
+    with contextlib.ExitStack() as stack:
+        folder = module._own_folder(stack)
+        assert made[1:] == [str(folder)] and folder.stat().st_mode & 0o777 == 0o700
+    assert list(folders.iterdir()) == []
