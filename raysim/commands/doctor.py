@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from raysim.config.load import load_config
 from raysim.config.schema import Config, Resources
 from raysim.core.errors import UserError
+from raysim.core.persistent import persistent_path
 from raysim.engine.inventory import Inventory, Machine, take_inventory
 from raysim.engine.placement import capacity, place
 from raysim.lifecycle.build import build_components
@@ -18,6 +19,7 @@ from raysim.lifecycle.prepare import prepare
 from raysim.tracking.store import check_uri, without_password
 
 LEAST_SHM_BYTES = 1_000_000_000
+TOKEN = Path("~/.ray/auth_token")
 FULL_DISK = 0.95  # Ray takes no more objects on a disk that is fuller
 
 
@@ -59,6 +61,7 @@ def examine(source: str | Path | None = None, overrides: Iterable[str] = ()) -> 
         _versions(report, inventory.machines)
         _workers(report, inventory, resources)
     _store(report, uri)
+    _folders(report, config)
     if config is not None and source is not None:
         _fit(report, config, str(source))
     return report
@@ -116,7 +119,11 @@ def _workers(report: Report, inventory: Inventory, resources: Resources) -> None
         threads = resources.threads_per_worker
         placement = place(nodes, resources.workers, resources.gpus_per_worker, more_than_cores=here, threads=threads)
     except UserError as error:
-        report.wrong.append(str(error))
+        if inventory.unknown:
+            others = f"the {inventory.unknown} other nodes"
+            report.rows.append(("Workers", f"not known before {others} have joined: {error}"))
+        else:
+            report.wrong.append(str(error))
         return
     room = Counter({n.name: 0 for n in nodes})
     for node in nodes:
@@ -144,6 +151,34 @@ def _store(report: Report, uri: str) -> None:
         path = Path(address.removeprefix("sqlite:///"))
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             report.wrong.append(f"tracking.uri = {address}: {path} cannot be written")
+
+
+def _folders(report: Report, config: Config | None) -> None:
+    """Report folders that cannot be written, and a token for clusters that other users of this machine can read."""
+    if config is not None:
+        refusal = _refusal(persistent_path(config.output.dir))
+        if refusal:
+            report.wrong.append(f"output.dir = {config.output.dir}: {refusal}; name a folder that you may write to")
+    if config is not None and config.output.cache is not None:
+        refusal = _refusal(Path(config.output.cache).expanduser())
+        if refusal:
+            cost = "every run makes its images anew; name another folder, or null"
+            report.wrong.append(f"output.cache = {config.output.cache}: {refusal}, so {cost}")
+    refusal = _refusal(Path("/tmp"))
+    if refusal:
+        report.wrong.append(f"{refusal}, and Ray of a run on this machine keeps its files in /tmp")
+    token = TOKEN.expanduser()
+    if token.is_file() and token.stat().st_mode & 0o044 and all(p.stat().st_mode & 0o011 for p in token.parents[:2]):
+        whose = f"{token}, the key to your clusters"
+        report.wrong.append(f"other users of this machine can read {whose}: chmod 600 {token}")
+
+
+def _refusal(folder: Path) -> str:
+    """Why nothing can be written to a folder that may still have to be made; "" if it can."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        return f"{there} is not a folder"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"you may not write to {there}"
 
 
 def _fit(report: Report, config: Config, name: str) -> None:

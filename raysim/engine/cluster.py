@@ -1,7 +1,7 @@
 """The nodes of the cluster that this process has joined: those that are there, and those that may still come."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +30,9 @@ class Cluster:
     unknown: int = 0
 
 
-def survey() -> Cluster:
-    """Look at the cluster as it is now."""
-    alive = alive_nodes()
+def survey(alive: Sequence[PlainMapping] | None = None) -> Cluster:
+    """Look at the cluster as it is now.  alive: its nodes, where `alive_nodes` has been called before."""
+    alive = alive_nodes() if alive is None else alive
     nodes = [_node(n["NodeManagerAddress"], n["Resources"]) for n in alive]
     head = [n for n in alive if "node:__internal_head__" in n["Resources"]]
     here = ray.get_runtime_context().get_node_id()

@@ -63,8 +63,9 @@ def take_inventory(resources: Resources) -> Inventory:
     if not (resources.address or os.environ.get("RAY_ADDRESS") or ray.is_initialized()):
         return Inventory("none runs; one is started for each run, on this machine", [_look(local_node(), 0)], [])
     with Session(resources) as session:
-        cluster = survey()
-        asked = [(node, _ask(node, about)) for node, about in zip(cluster.nodes, alive_nodes(), strict=True)]
+        alive = alive_nodes()
+        cluster = survey(alive)
+        asked = [(node, _ask(node, about)) for node, about in zip(cluster.nodes, alive, strict=True)]
         return Inventory(session.where, [_answer(*a) for a in asked], cluster.to_come, cluster.unknown)
 
 

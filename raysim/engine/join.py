@@ -3,6 +3,7 @@
 from typing import Protocol, cast
 
 import ray
+from ray.exceptions import AuthenticationError
 
 from raysim.core.errors import UserError
 from raysim.core.plain import PlainDict, PlainMapping
@@ -34,6 +35,8 @@ def join(address: str, source: str, options: PlainMapping) -> RayContext:
         if place is not None and asks_for_token(place) and not show_token():
             raise _no_token(place, source)
         return cast(RayContext, ray.init(address=place or address, **options))
+    except AuthenticationError as error:  # a token that cannot be read, or a wrong one
+        raise UserError(f"{_no_token(place or address, source)}: {_sentence(error)}") from error
     except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
         raise _no_cluster(address, source, error) from error
 
@@ -41,8 +44,14 @@ def join(address: str, source: str, options: PlainMapping) -> RayContext:
 def _no_token(address: str, source: str) -> UserError:
     return UserError(
         f"Ray cluster {address} (from {source}) asks for a token, which this process does not show; "
-        "~/.ray/auth_token must be a copy of that on the head, and RAY_AUTH_MODE, if it is set, `token`"
+        "~/.ray/auth_token must be a copy of that on the head, or RAY_AUTH_TOKEN hold it, and RAY_AUTH_MODE, if it is "
+        "set, be `token`"
     )
+
+
+def _sentence(error: Exception) -> str:
+    """The first sentence of what Ray says."""
+    return " ".join(str(error).split()).partition(". ")[0][:300]
 
 
 def _no_cluster(address: str, source: str, error: Exception) -> UserError:

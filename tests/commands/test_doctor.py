@@ -24,8 +24,8 @@ def machine(name: str, cpus: int = 4, gpus: int = 0, **more: Any) -> Machine:
 def cluster(monkeypatch: pytest.MonkeyPatch):
     """Let the doctor find these machines."""
 
-    def found(*machines: Machine, to_come: tuple[Node, ...] = ()) -> None:
-        inventory = Inventory("Ray cluster 10.0.0.1:6379", list(machines), list(to_come))
+    def found(*machines: Machine, to_come: tuple[Node, ...] = (), unknown: int = 0) -> None:
+        inventory = Inventory("Ray cluster 10.0.0.1:6379", list(machines), list(to_come), unknown)
         monkeypatch.setattr(doctor, "take_inventory", lambda _: inventory)
 
     return found
@@ -53,6 +53,44 @@ def test_what_fits_where_is_said_by_node(cluster: Any):
     report = examine(None, ["resources.gpus_per_worker=0.5"])
     assert "8 workers with 0.5 GPU each; room: a 4, b 2, gpu, to come 2" in text(report)
     assert report.wrong == []
+
+
+@pytest.mark.parametrize("workers", ["auto", "6"])
+def test_nodes_that_are_still_joining_are_not_wrong(cluster: Any, workers: str):
+    """A head without cores, and 2 nodes of which only the cluster file tells: as in the first minute after `ray up`."""
+    cluster(machine("head", cpus=0), unknown=2)
+    report = examine(None, [f"resources.workers={workers}"])
+    assert report.wrong == []
+    assert "2 more in the cluster file, not joined yet" in text(report)
+    assert "Workers  not known before the 2 other nodes have joined: " in text(report)
+
+
+def test_a_home_that_cannot_be_written_and_a_token_that_others_can_read_are_named(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "file").touch()
+    cluster(machine("a"))
+    monkeypatch.setenv("HOME", str(tmp_path / "file" / "home"))
+    cache, runs = examine(None, [f"output.dir={tmp_path}/file/runs"]).wrong[::-1]
+    assert cache == (
+        f"output.cache = ~/.cache/raysim/images: {tmp_path}/file is not a folder, so every run makes its images anew; "
+        "name another folder, or null"
+    )
+    assert runs.startswith(f"output.dir = {tmp_path}/file/runs: {tmp_path}/file is not a folder; name")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.touch()
+    tmp_path.chmod(0o755)
+    token.chmod(0o644)
+    assert examine().wrong == [
+        f"other users of this machine can read {token}, the key to your clusters: chmod 600 {token}"
+    ]
+    token.chmod(0o600)
+    assert examine().wrong == []
+    token.chmod(0o644)
+    token.parent.chmod(0o700)
+    assert examine().wrong == []
 
 
 def test_what_is_wrong_is_all_named(cluster: Any, tmp_path: Path):

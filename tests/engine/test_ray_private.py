@@ -86,6 +86,17 @@ def test_without_private_names_auto_is_left_to_ray(without_private_names: None, 
     assert asked == ["auto"]
 
 
+def test_a_token_that_cannot_be_read_is_the_users_to_mend(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(join, "asks_for_token", lambda _: True)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere")
+    ray_private._forget_token()
+    with pytest.raises(UserError, match=r"10.0.0.1:6379 .from a test. asks for a token.*_TOKEN_PATH is set but"):
+        join.join("10.0.0.1:6379", "a test", {})
+    ray_private._forget_token()
+
+
 RUN_WITHOUT = """
 import sys
 from raysim.engine import ray_private
