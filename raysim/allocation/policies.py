@@ -149,28 +149,6 @@ def auto_beta(counts_KC: IntArray, entropy: bool = True, size: fedeas_budget.Siz
     )
 
 
-def to_total(
-    policy: str | Policy, counts_KC: IntArray, total: int | PlainDict, params: PlainDict | None = None
-) -> IntArray:
-    """The quota of any policy for exactly `total` images (a number, or {of: policy, ...its keys}): K x C.
-
-    policy: a name, `package.module:attribute`, or the function itself.  A policy with a key `total` is asked for it;
-    the quota of any other is scaled by largest remainder.
-    Raises UserError if the policy cannot place so many.
-    """
-    function = _policy(policy) if isinstance(policy, str) else policy
-    name = policy if isinstance(policy, str) else f"{function.__module__}:{function.__qualname__}"
-    wanted = _resolve_total(total, counts_KC)
-    given = dict(params or {})
-    checked, problems = check_parameters(function, {**given, "total": wanted}, "allocation")
-    if not problems:
-        return ask_policy(name, function, counts_KC, checked)
-    checked, problems = check_parameters(function, given, "allocation")
-    if problems:
-        raise ConfigError(problems)
-    return _scaled(ask_policy(name, function, counts_KC, checked), wanted)
-
-
 def _policy(name: str) -> Policy:
     try:
         return resolve("allocation", name)

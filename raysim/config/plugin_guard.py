@@ -145,8 +145,14 @@ def checked_dataset(dataset: object, name: str) -> Dataset:
         raise UserError(f"{where} no training image; give some")
     if len(test) and dataset.test_images.shape[1:] != dataset.train_images.shape[1:]:
         raise UserError(f"{where} test images of another size than the training images; bring them to one size")
-    if not len(dataset.mean) == len(dataset.std) == dataset.channels or not all(s > 0 for s in dataset.std):
-        raise UserError(f"{where} mean and std that are not one number for each channel, std above 0")
+    one_each = len(dataset.mean) == len(dataset.std) == dataset.channels
+    if not one_each or not np.isfinite([*dataset.mean, *dataset.std]).all() or min(dataset.std) <= 0:
+        raise UserError(f"{where} mean and std that are not one finite number for each channel, std above 0")
+    if min(dataset.mean) < 0 or max(dataset.mean) > 1 or max(dataset.std) > 1:
+        raise UserError(
+            f"{where} mean = {dataset.mean}, std = {dataset.std}, which are not those of pixels from 0 to 1; divide "
+            "those of bytes by 255"
+        )
     return replace(dataset, train_labels_N=train, test_labels_N=test)
 
 

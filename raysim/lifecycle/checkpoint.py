@@ -20,7 +20,7 @@ from raysim.core.errors import RunError
 from raysim.core.files import atomically, write_atomic
 from raysim.core.plain import Plain, PlainDict, PlainMapping
 
-FORMAT = 2
+FORMAT = 3
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -145,6 +145,17 @@ def _read(path: Path) -> Checkpoint:
         raise _Damaged("its JSON file cannot be read") from error
     except SafetensorError as error:
         raise _Damaged(str(error)) from error
+
+
+def metas(directory: Path) -> list[PlainDict]:
+    """The meta of every checkpoint whose JSON file can be read."""
+    found = []
+    for path in _list(directory).values():
+        try:
+            found.append(json.loads(path.read_bytes())["meta"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found
 
 
 def _list(directory: Path) -> dict[int, Path]:

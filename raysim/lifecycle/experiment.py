@@ -51,6 +51,7 @@ def identify(
         partition=prepared.partition.sha256(),
         data=digest(prepared.dataset) if data is None else data,
         generator=components.generator_fingerprint,
+        model=components.model.fixed_sha256(),
         code=code_digests(config),
         versions=installed(),
         device=placement.device if placement else "",

@@ -1,7 +1,7 @@
-"""The identity of a run: digests of its data, generator and plug-ins' source, its versions; and what has changed since.
+"""The identity of a run: digests of all that it reads, and its versions; and what has changed since.
 
-A run whose data or generator have changed is another run. Changed code or versions may or may not change a result, so a
-resume goes on over them only when it is told to (`--accept-changes`).
+A run whose data, generator or fixed parameters have changed is another run. Changed code or versions may or may not
+change a result, so a resume goes on over them only when it is told to (`--accept-changes`).
 """
 
 from collections.abc import Mapping
@@ -29,6 +29,7 @@ class Identity:
 
     config: of the configuration, without keys that change no result.  partition: of who owns which sample.
     data: of each array of the data set.  generator: its fingerprint; empty where no image is made.
+    model: of the model's parameters that are not trained, such as those a plug-in reads from a file; empty without any.
     code: of the source of the user's plug-ins, by module, and of raysim itself.  versions: those of the packages that
     compute.  device: what the workers compute on, such as cpu; empty where that is not known before a cluster answers.
     """
@@ -37,6 +38,7 @@ class Identity:
     partition: str
     data: Mapping[str, str]
     generator: str
+    model: str
     code: Mapping[str, str]
     versions: Mapping[str, str]
     device: str
@@ -48,6 +50,7 @@ class Identity:
             "partition_sha256": self.partition,
             "data": dict(self.data),
             "generator": self.generator,
+            "model": self.model,
             "code": dict(self.code),
             "versions": dict(self.versions),
             "device": self.device,
@@ -61,6 +64,8 @@ class Identity:
             changed.append("the partition")
         if before.get("generator", self.generator) != self.generator:
             changed.append("the generator or its weights")
+        if before.get("model", self.model) != self.model:
+            changed.append("the parameters of the model that are not trained")
         return changed
 
     def changed_plugins(self, before: Mapping[str, Any]) -> list[str]:

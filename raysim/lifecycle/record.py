@@ -11,6 +11,7 @@ from raysim.federation.server import RoundResult
 from raysim.federation.state import ServerState
 from raysim.lifecycle import state_io
 from raysim.lifecycle.checkpoint import CheckpointError
+from raysim.lifecycle.client_file import ClientFile
 from raysim.lifecycle.clock import PhaseClock
 from raysim.lifecycle.directory import RunDirectory
 from raysim.lifecycle.experiment import Experiment
@@ -33,6 +34,7 @@ class Record:
     identity: dict[str, Any]
     tracker: NullTracker
     history: History
+    client_file: ClientFile
     display: Display
     clock: PhaseClock
     keep_checkpoints: int
@@ -88,7 +90,8 @@ class Record:
                 shutil.rmtree(directory.path, ignore_errors=True)
             raise
         history = History(directory.path / "history")
-        record = cls(directory, identity, tracker, history, display, clock, config.output.keep_checkpoints)
+        client_file = ClientFile(directory.checkpoints)
+        record = cls(directory, identity, tracker, history, client_file, display, clock, config.output.keep_checkpoints)
         record.note(*accepted_changes)
         return record
 
@@ -105,7 +108,7 @@ class Record:
 
     def restore(self, initial: ServerState) -> ServerState:
         """Load the state to go on from, with its history: that of the newest intact checkpoint, or the initial one."""
-        found = state_io.load(self.directory.checkpoints, self.history)
+        found = state_io.load(self.directory.checkpoints, self.history, self.client_file)
         self.state = initial
         if found is not None:
             self.state = found.state
@@ -135,7 +138,9 @@ class Record:
             return
         try:
             with self.clock.timed("checkpoint"):
-                state_io.save(self.directory.checkpoints, self.state, self.history, self.keep_checkpoints)
+                state_io.save(
+                    self.directory.checkpoints, self.state, self.history, self.client_file, self.keep_checkpoints
+                )
         except CheckpointError as error:
             self.notes.append(str(error))
             self._warn([str(error)])

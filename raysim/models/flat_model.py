@@ -1,6 +1,7 @@
 """A model as flat tensors, and images as a model takes them: what training and evaluation share."""
 
 import copy
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -110,6 +111,15 @@ class FlatModel:
             self._frozen[name] = frozen
         self._frozen[name].restore(snapshot)
         return self._frozen[name].module
+
+    def fixed_sha256(self) -> str:
+        """Hex digest of the parameters that are not trained, which no state holds; empty if there are none."""
+        fixed = [(name, p) for name, p in self.module.named_parameters() if not p.requires_grad]
+        digest = hashlib.sha256()
+        for name, p in fixed:
+            digest.update(f"{name} {p.dtype} {tuple(p.shape)}\n".encode())
+            digest.update(p.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest() if fixed else ""
 
     def _flats(self) -> dict[str, Tensor]:
         return {"params": self.params_P, "buffers": self.buffers_F, "counters": self.counters}

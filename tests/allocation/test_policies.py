@@ -138,7 +138,7 @@ def test_policies_do_not_change_their_input():
     before = counts([80, 10, 0], [1, 2, 3])
     for name in available("allocation"):
         given_KC = before.copy()
-        policies.to_total(name, given_KC, 0 if name == "none" else 17)
+        resolve("allocation", name)(given_KC, total=0 if name == "none" else 17)
         assert given_KC.tolist() == before.tolist()
 
 
@@ -149,7 +149,7 @@ def test_policies_do_not_change_their_input():
 @given(counts_matrices, st.integers(0, 3000), st.sampled_from(sorted(set(available("allocation")) - {"none"})))
 def test_every_policy_meets_an_exact_total_or_says_why_not(counts_KC, total, name):
     try:
-        quota_KC = policies.to_total(name, counts_KC, total)
+        quota_KC = resolve("allocation", name)(counts_KC, total=total)
     except UserError as error:
         balanced = (counts_KC == counts_KC.max(axis=1, keepdims=True)).all()
         nothing_to_place = balanced if name in ("fedeas", "full") else (counts_KC > 0).all()
@@ -192,16 +192,6 @@ def test_the_total_that_fedeas_takes_gives_back_fedeas_itself():
     plain = policies.fedeas(skewed, beta=12)
     assert policies.fedeas(skewed, total={"of": "fedeas", "beta": 12}).tolist() == plain.tolist()
     assert policies.uniform(skewed, total={"of": "fedeas"}).sum() == plain.sum()
-
-
-def test_to_total_scales_a_policy_of_the_users_own():
-    """Quota 1, 3 scaled to 10: 2.5 and 7.5, a tie of remainders, so the first cell gets the spare unit."""
-
-    def one_and_three(counts_KC, *, each: int = 1):
-        return np.array([[each, 3 * each]])
-
-    assert policies.to_total(one_and_three, counts([5, 5]), 10).tolist() == [[3, 7]]
-    assert policies.to_total(one_and_three, counts([5, 5]), 10, {"each": 4}).tolist() == [[3, 7]]
 
 
 @pytest.mark.parametrize("total", [-1, 2.5, "many", True, {"beta": 12}, {"of": "nobody"}, {"of": "fedeas", "bta": 1}])

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from raysim.allocation import policies
 from raysim.config.plugin_guard import ask_policy
 from raysim.config.registry import available, check_parameters, resolve
 from raysim.core.errors import UserError
@@ -55,7 +54,7 @@ def test_a_quota_is_whole_numbers_for_every_client_and_class(name, counts_KC):
 @given(counts_KC=counts_matrices, total=st.integers(0, 5000))
 def test_an_asked_for_total_is_met_exactly(name, counts_KC, total):
     try:
-        quota_KC = policies.to_total(name, counts_KC, total)
+        quota_KC = ask_policy(name, resolve("allocation", name), counts_KC, {"total": total})
     except UserError as error:
         assert "allocation." in str(error)
         return
@@ -71,7 +70,7 @@ def test_the_total_of_another_policy_is_met_exactly(name, counts_KC, other):
         return
     total = {"of": other} if resolve("allocation", other).__kwdefaults__["total"] is None else int(wanted.sum())
     try:
-        quota_KC = policies.to_total(name, counts_KC, total)
+        quota_KC = ask_policy(name, resolve("allocation", name), counts_KC, {"total": total})
     except UserError as error:
         assert "allocation." in str(error)
         return

@@ -157,7 +157,10 @@ def test_every_part_of_a_data_set_is_checked():
         ({"train_labels_N": dataset.train_labels_N[1:]}, "train_labels_N that are not one whole number for each"),
         ({"test_labels_N": dataset.test_labels_N + 1}, "test_labels_N of 1 to 10; the 10 class_names allow 0 to 9"),
         ({"test_images": dataset.test_images[..., 1:]}, "test images of another size"),
-        ({"mean": (0.5, 0.5)}, "not one number for each channel"),
+        ({"mean": (0.5, 0.5)}, "not one finite number for each channel"),
+        ({"mean": (float("nan"),)}, "not one finite number for each channel"),
+        ({"std": (float("inf"),)}, "not one finite number for each channel"),
+        ({"mean": (127.5,), "std": (60.0,)}, "not those of pixels from 0 to 1; divide those of bytes by 255"),
     ]
     for changes, said in wrong:
         with pytest.raises(UserError, match=r"data\.name = mine:data: it returned") as caught:

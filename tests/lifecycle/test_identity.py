@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from raysim import Result
 from raysim.core.errors import UserError
@@ -19,7 +21,7 @@ Run = Callable[..., Result]
 def identity(**changed: Any) -> Identity:
     keys: dict[str, Any] = {
         "config": "c", "partition": "p", "data": {"train_images": "1", "test_labels": "2"}, "generator": "g",
-        "code": {"raysim": "r"}, "versions": {"torch": "2.0"}, "device": "cpu",
+        "model": "m", "code": {"raysim": "r"}, "versions": {"torch": "2.0"}, "device": "cpu",
     }
     return Identity(**(keys | changed))
 
@@ -32,6 +34,7 @@ def identity(**changed: Any) -> Identity:
         ({"data": {"train_images": "x", "test_labels": "2"}, "partition": "x"}, ["the training images"], []),
         ({"partition": "x"}, ["the partition"], []),
         ({"generator": "x"}, ["the generator or its weights"], []),
+        ({"model": "x"}, ["the parameters of the model that are not trained"], []),
         ({"code": {"raysim": "r", "mine": "m"}}, [], ["the code of mine"]),
         ({"versions": {"torch": "2.1"}}, [], ["torch 2.0 -> 2.1"]),
         ({"device": "cuda"}, [], ["device cpu -> cuda"]),
@@ -81,6 +84,33 @@ def test_a_resume_on_other_data_is_refused_by_name(run: Run, own_data: tuple[dic
     with pytest.raises(UserError, match=said):
         run(config, rounds=2, resume=True)
     np.savez(path, **arrays)
+    assert run(config, rounds=2, resume=True).summary["rounds"] == 2
+
+
+MODEL = """
+import torch
+from torch import nn
+def head_on_fixed_features(channels, image_size, classes):
+    features = nn.Linear(channels * image_size[0] * image_size[1], 16)
+    features.load_state_dict(torch.load("{file}"))
+    return nn.Sequential(nn.Flatten(), features.requires_grad_(False), nn.ReLU(), nn.Linear(16, classes))
+"""
+
+
+def test_a_resume_with_other_weights_in_a_file_that_a_model_reads_is_refused(
+    run: Run, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "features.pt"
+    (tmp_path / "my_head.py").write_text(MODEL.format(file=file))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    weights = nn.Linear(64, 16).state_dict()
+    torch.save(weights, file)
+    config = {**small, "rounds": 1, "model": {"name": "my_head:head_on_fixed_features"}}
+    run(config)
+    torch.save({name: -value for name, value in weights.items()}, file)
+    with pytest.raises(UserError, match="the parameters of the model that are not trained changed since"):
+        run(config, rounds=2, resume=True)
+    torch.save(weights, file)
     assert run(config, rounds=2, resume=True).summary["rounds"] == 2
 
 

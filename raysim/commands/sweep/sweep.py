@@ -28,7 +28,7 @@ from raysim.data.digest import digest
 from raysim.engine.session import Session
 from raysim.engine.versions import installed
 from raysim.lifecycle import resume
-from raysim.lifecycle.build import build_components, plugin
+from raysim.lifecycle.build import build_components, initial_model, plugin
 from raysim.lifecycle.directory import RunDirectory
 from raysim.lifecycle.find_runs import RunIndex
 from raysim.lifecycle.identity import Identity, code_digests
@@ -217,6 +217,7 @@ class _Inputs:
         self._datasets: dict[str, Dataset] = {}
         self._digests: dict[str, dict[str, str]] = {}
         self._generators: dict[tuple[str, str], str] = {}
+        self._models: dict[tuple[str, str], str] = {}
         self._code: dict[frozenset[str], dict[str, str]] = {}
         self.versions = installed()
         self.notes: list[str] = []
@@ -241,6 +242,7 @@ class _Inputs:
             partition=prepared.partition.sha256(),
             data=self._digests[key],
             generator=self._generator(config, prepared) if prepared.quota_KC.any() else "",
+            model=self._fixed(config, prepared) if ":" in config.model.name else "",
             code=self._code[names],
             versions=self.versions,
             device="",
@@ -252,6 +254,13 @@ class _Inputs:
             built = plugin("generator", config.generator).build(prepared.dataset, "cpu")
             self._generators[key] = with_source(config.generator.name, built.fingerprint())
         return self._generators[key]
+
+    def _fixed(self, config: Config, prepared: Prepared) -> str:
+        """Digest of the parameters that a model of the user's own does not train; those of raysim train all."""
+        key = json.dumps([config.model.model_dump(), config.model_seed], sort_keys=True), self._key(config)
+        if key not in self._models:
+            self._models[key] = initial_model(config, prepared).fixed_sha256()
+        return self._models[key]
 
     def _key(self, config: Config) -> str:
         return json.dumps(config.data.model_dump(exclude={"augment"}), sort_keys=True)
