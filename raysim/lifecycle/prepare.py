@@ -118,8 +118,7 @@ def unread_keys(config: Config, dataset: Dataset, images: bool) -> list[str]:
     images: whether any synthetic image is asked for.  Keys without effect by the configuration alone are in
     `config.unread`.
     """
-    own = [key for key in dataset.unread if f"data.{key}" in config.chosen]
-    notes = [f"{_have_no_effect('data', own)}: the data set {dataset.name} has a test split of its own"] if own else []
+    notes = unread_data_keys(config, dataset)
     if "data.flips" in config.chosen and not config.output.quality:
         notes.append("data.flips has no effect: only `raysim pretrain` and output.quality mirror images by it")
     if not images:
@@ -129,6 +128,12 @@ def unread_keys(config: Config, dataset: Dataset, images: bool) -> list[str]:
         if "aggregation.weight_by" in config.chosen and config.aggregation.weight_by == "total":
             notes.append("aggregation.weight_by = total has no effect: there is no synthetic image to count")
     return notes
+
+
+def unread_data_keys(config: Config, dataset: Dataset) -> list[str]:
+    """A note on the keys of `data` that the user has set and that the data set did not use; none if it used all."""
+    own = [key for key in dataset.unread if f"data.{key}" in config.chosen]
+    return [f"{_have_no_effect('data', own)}: the data set {dataset.name} has a test split of its own"] if own else []
 
 
 def _have_no_effect(section: str, keys: Sequence[str]) -> str:

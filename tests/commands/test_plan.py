@@ -36,6 +36,15 @@ def planned(*overrides: str, source=SMALL, **keys):
     return plan(source, overrides, measure_speed=False, **keys)
 
 
+def test_a_plan_names_keys_of_the_data_that_have_no_effect(tmp_path):
+    images, labels = np.zeros((40, 4, 4), np.uint8), np.repeat([0, 1], 20)
+    path = tmp_path / "own.npz"
+    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    source = {**SMALL, "data": {"name": "npz", "path": str(path), "test_fraction": 0.2}}
+    note = "data.test_fraction has no effect: the data set npz has a test split of its own"
+    assert planned("partition.min_samples=0", source=source).notes == [note]
+
+
 def fixed(tmp_path, rows, counts, **allocation):
     """A plan whose partition is written out: `rows` of the training split for each client."""
     (tmp_path / "clients.json").write_text(json.dumps(rows))

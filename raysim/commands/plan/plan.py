@@ -16,7 +16,7 @@ from raysim.config.schema import Config
 from raysim.core.errors import UserError
 from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import Dataset, FloatArray, IntArray, Partition
-from raysim.lifecycle.prepare import load_dataset, make_partition, partition_notes
+from raysim.lifecycle.prepare import load_dataset, make_partition, partition_notes, unread_data_keys
 
 BETAS = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0, 24.0, 32.0, 48.0, 64.0)
 MOST_SEEDS = 10_000
@@ -133,7 +133,7 @@ def plan(
         choose_beta(counts_KC, **ablation),
         measure(config, dataset) if measure_speed else None,
         plan_seeds(config, dataset, names, seed_list) if seed_list else None,
-        [*config.notes, *notes, *partition_notes(config)],
+        [*config.notes, *notes, *partition_notes(config), *unread_data_keys(config, dataset)],
     )
 
 
