@@ -50,7 +50,7 @@ def test_each_moves_while_the_other_is_held():
 
 def worker(*overrides: str) -> tuple[ClientRunner, FlatModel]:
     """What a worker makes of a configuration, and the driver's initial model."""
-    config = load_config(BASE, [NOISY, *overrides])
+    config = load_config(load_config(BASE, [NOISY]).resolved(), overrides)
     prepared = prepare(config)
     setup = worker_setup(config, build_components(config, prepared).rule)
     return ClientRunner(setup, prepared.dataset, prepared.partition, "cpu"), initial_model(config, prepared)
