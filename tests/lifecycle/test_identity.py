@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from raysim import Result
+from raysim.config.load import load_config
 from raysim.core.errors import UserError
+from raysim.lifecycle.experiment import Experiment
 from raysim.lifecycle.identity import Identity
 
 Run = Callable[..., Result]
@@ -97,21 +99,24 @@ def head_on_fixed_features(channels, image_size, classes):
 """
 
 
-def test_a_resume_with_other_weights_in_a_file_that_a_model_reads_is_refused(
-    run: Run, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_weights_that_a_model_reads_from_a_file_and_does_not_train_are_part_of_the_identity(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     file = tmp_path / "features.pt"
     (tmp_path / "my_head.py").write_text(MODEL.format(file=file))
     monkeypatch.syspath_prepend(str(tmp_path))
     weights = nn.Linear(64, 16).state_dict()
-    torch.save(weights, file)
-    config = {**small, "rounds": 1, "model": {"name": "my_head:head_on_fixed_features"}}
-    run(config)
-    torch.save({name: -value for name, value in weights.items()}, file)
-    with pytest.raises(UserError, match="the parameters of the model that are not trained changed since"):
-        run(config, rounds=2, resume=True)
-    torch.save(weights, file)
-    assert run(config, rounds=2, resume=True).summary["rounds"] == 2
+
+    def found(given: dict[str, torch.Tensor], **keys: Any) -> Identity:
+        torch.save(given, file)
+        config = load_config({**small, "model": {"name": "my_head:head_on_fixed_features"}, **keys})
+        return Experiment.prepare(config, "run").identity
+
+    before = found(weights)
+    assert found(weights, seed=1).model == before.model != ""
+    assert found({name: -value for name, value in weights.items()}).changed_inputs(before.as_json()) == [
+        "the parameters of the model that are not trained"
+    ]
 
 
 POLICY = """
