@@ -9,6 +9,7 @@ from typing import NoReturn
 import click
 
 from raysim.core.errors import RunError, UserError
+from raysim.core.secrets import without_secrets
 from raysim.core.signals import Signals
 
 
@@ -239,7 +240,7 @@ def _say_how_keys_are_set(error: click.NoSuchOption) -> None:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal may be gone
-        click.echo(text, err=True)
+        click.echo(without_secrets(text), err=True)
 
 
 def main() -> NoReturn:

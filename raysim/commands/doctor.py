@@ -12,11 +12,12 @@ from raysim.config.load import load_config
 from raysim.config.schema import Config, Resources
 from raysim.core.errors import UserError
 from raysim.core.persistent import persistent_path
+from raysim.core.secrets import without_secrets
 from raysim.engine.inventory import Inventory, Machine, take_inventory
 from raysim.engine.placement import capacity, place
 from raysim.lifecycle.build import build_components
 from raysim.lifecycle.prepare import prepare
-from raysim.tracking.store import check_uri, without_password
+from raysim.tracking.store import check_uri
 
 LEAST_SHM_BYTES = 1_000_000_000
 TOKEN = Path("~/.ray/auth_token")
@@ -34,11 +35,11 @@ class Report:
     wrong: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """The report as lines of text."""
+        """The report as lines of text, with secrets masked."""
         rows = [*self.rows, *(("Wrong", text) for text in self.wrong or ["nothing"])]
         before = ["", *(label for label, _ in rows)]
         pairs = zip(before, rows, strict=False)
-        return [f"{label if label != above else '':<9}{text}" for above, (label, text) in pairs]
+        return [f"{label if label != above else '':<9}{without_secrets(text)}" for above, (label, text) in pairs]
 
 
 def examine(source: str | Path | None = None, overrides: Iterable[str] = ()) -> Report:
@@ -139,14 +140,14 @@ def _store(report: Report, uri: str) -> None:
     except UserError as error:
         report.wrong.append(str(error))
         return
-    report.rows.append(("MLflow", without_password(address)))
+    report.rows.append(("MLflow", address))
     parts = urlsplit(address)
     if parts.scheme in ("http", "https"):
         try:
             port = parts.port or (443 if parts.scheme == "https" else 80)
             socket.create_connection((parts.hostname or "", port), timeout=5).close()
         except OSError as error:
-            report.wrong.append(f"tracking.uri = {without_password(address)}: no MLflow server answers there ({error})")
+            report.wrong.append(f"tracking.uri = {address}: no MLflow server answers there ({error})")
     elif address.startswith("sqlite:///"):
         path = Path(address.removeprefix("sqlite:///"))
         if not os.access(path if path.exists() else path.parent, os.W_OK):

@@ -12,6 +12,7 @@ from raysim.config.schema import MODIFIERS, PLUGIN_SECTIONS, SECTIONS, Config, S
 from raysim.config.yaml_io import parse_overrides, plain_copy, read_yaml
 from raysim.core.errors import ConfigError
 from raysim.core.plain import Plain, PlainDict, PlainMapping
+from raysim.core.secrets import is_masked
 from raysim.core.validation import closest, problems_of, show
 
 SORTS = {
@@ -245,7 +246,12 @@ def _check_section(section: str, given: PlainDict, deep: bool) -> tuple[PlainDic
 
 
 def _cross_checks(config: Config) -> list[str]:
-    found = config.update.problems()
+    found = [*config.update.problems(), *_masked_values(config.resolved())]
+    for key, folder in (("dir", config.output.dir), ("cache", config.output.cache)):
+        if folder is not None and "://" in folder:
+            found.append(
+                f"output.{key} = {show(folder)}: must be a folder of this machine, not the address of another place"
+            )
     if config.output.cache is not None and config.output.cache.strip().lower() in ("", "none", "no", "off", "false"):
         found.append(
             f"output.cache = {show(config.output.cache)}: a text names a folder; write null for no cache, or a path "
@@ -255,6 +261,21 @@ def _cross_checks(config: Config) -> list[str]:
     if isinstance(clients, int) and isinstance(per_round, int) and per_round > clients:
         there = f"there are only {clients} clients (partition.clients); use at most {clients}"
         return [*found, f"clients_per_round = {per_round}: {there}, or a fraction such as 1.0"]
+    return found
+
+
+def _masked_values(plain: PlainMapping, prefix: str = "") -> list[str]:
+    """One line for each value whose secret is masked, as in the files of a run; that of a store may be looked up."""
+    found = []
+    for key, value in plain.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found += _masked_values(value, f"{name}.")
+        elif is_masked(value) and name != "tracking.uri":
+            found.append(
+                f"{name} = {show(value)}: the secret is masked, as in every file of a run; set {name} to the whole "
+                "value, or leave the secret out and give it in the environment, where what reads it looks there"
+            )
     return found
 
 

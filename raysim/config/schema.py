@@ -26,6 +26,7 @@ from raysim.config.markers import (
 from raysim.config.registry import parameters, resolve
 from raysim.core.host import has_gpu
 from raysim.core.plain import Plain, PlainDict, PlainMapping
+from raysim.core.secrets import plain_without_secrets
 
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -302,13 +303,19 @@ class Config(_Base):
         """The whole configuration as plain data, defaults filled in."""
         return self.model_dump(mode="json")
 
+    def without_secrets(self) -> PlainDict:
+        """`resolved()` with passwords and tokens masked: what is kept with a run, and shown."""
+        masked: PlainDict = plain_without_secrets(self.resolved())
+        return masked
+
     def result_keys(self) -> PlainDict:
         """Every key on which a number of the results depends, dotted, with what the run makes of its value.
 
         A seed of its own that is null is that of the run; of `gpus_per_worker` only the device counts; on a CPU,
         `client_batching` does not.  Keys marked MAY_CHANGE are not among them, nor is any key of such a section.
+        Passwords and tokens are masked: a new one makes no other run.
         """
-        device, plain = device_of(self.resources), self.resolved()
+        device, plain = device_of(self.resources), self.without_secrets()
         found: PlainDict = {}
         for key in keys(plain):
             if MAY_CHANGE in key.markers or (device == "cpu" and SAME_BITS_ON_CPU in key.markers):

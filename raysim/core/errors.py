@@ -2,22 +2,33 @@
 
 from collections.abc import Sequence
 
+from raysim.core.secrets import without_secrets
+
 
 class UserError(Exception):
-    """Something the user can put right; the command line prints it without a stack trace and exits with code 2."""
+    """Something the user can put right; the command line prints it without a stack trace and exits with code 2.
+
+    Secrets in the message are masked, as in that of RunError.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(without_secrets(message))
 
 
 class ConfigError(UserError):
     """Every problem of a configuration at once, each naming its key, its value and the remedy."""
 
     def __init__(self, problems: Sequence[str], source: str = "configuration") -> None:
-        self.problems = list(problems)
+        self.problems = [without_secrets(problem) for problem in problems]
         noun = "problem" if len(self.problems) == 1 else "problems"
         super().__init__("\n".join([f"{len(self.problems)} {noun} in {source}:", *(f"  - {p}" for p in self.problems)]))
 
 
 class RunError(Exception):
     """A run that started could not go on; exit code 1."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(without_secrets(message))
 
 
 class RayLost(RunError):

@@ -4,8 +4,10 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from raysim.core.errors import UserError
+from raysim.core.secrets import without_secrets
 
 CACHE = Path("~/.cache/raysim/data")
 _VALIDATORS = ("ETag", "Content-MD5", "Digest", "Last-Modified")  # headers of HTTP that change with the content
@@ -24,7 +26,7 @@ def local_copy(url: str) -> Path:
     """
     import fsspec
 
-    folder = CACHE.expanduser() / hashlib.sha256(url.encode()).hexdigest()[:16]
+    folder = CACHE.expanduser() / hashlib.sha256(without_secrets(url).encode()).hexdigest()[:16]
     try:
         system, root = fsspec.core.url_to_fs(url)
         system.invalidate_cache()  # of listings that are kept within one process
@@ -32,16 +34,22 @@ def local_copy(url: str) -> Path:
         if not found:
             raise FileNotFoundError("there is nothing")
         single = list(found) == [root]
-        names = {path: Path(path).name if single else path.removeprefix(root).strip("/") for path in found}
+        names = {path: _name(system, path) if single else path.removeprefix(root).strip("/") for path in found}
+        names = {path: without_secrets(name) for path, name in names.items()}
         _fetch(system, folder, names, found)
     except ImportError as error:
         raise UserError(f"data.path = {url!r}: {error}") from error
-    except (OSError, ValueError) as error:
+    except Exception as error:  # each kind of URL has a library of its own, with errors of its own
+        cause = "" if str(error) == url else f": {error or type(error).__name__}"
         raise UserError(
-            f"data.path = {url!r} cannot be read: {error or type(error).__name__}; check the address, and what "
-            "this machine may read there"
+            f"data.path = {url!r} cannot be read{cause}; check the address, and what this machine may read there"
         ) from error
     return folder / names[root] if single else folder
+
+
+def _name(system: Any, path: str) -> str:
+    """The name of a file, without what follows a `?` on the web, where a token may stand."""
+    return Path(urlsplit(path).path if _is_web(system) else path).name or "file"
 
 
 def _is_web(system: Any) -> bool:

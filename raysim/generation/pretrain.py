@@ -11,6 +11,7 @@ import torch
 from raysim.core.errors import UserError
 from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import Dataset
+from raysim.core.secrets import plain_without_secrets
 from raysim.generation.pretrain_config import PretrainConfig
 from raysim.generation.pretrain_trainer import Trainer
 from raysim.generation.training_images import ENTRY, record
@@ -98,7 +99,7 @@ def is_finished(folder: Path, config: PretrainConfig) -> bool:
 def _card(trainer: Trainer) -> PlainDict:
     config = trainer.config
     dataset = trainer.dataset
-    return {
+    card: PlainDict = plain_without_secrets({
         "data": {**config.data, "train_images": len(dataset.train_images)},
         "channels": dataset.channels,
         "image_size": list(dataset.image_size),
@@ -116,7 +117,8 @@ def _card(trainer: Trainer) -> PlainDict:
         "loss": {split: round(value, 6) for split, value in trainer.quality().items()},
         "made_with": {"torch": torch.__version__, "diffusers": diffusers.__version__},
         "notes": config.notes,
-    }
+    })
+    return card
 
 
 def _readme(card: PlainMapping) -> str:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from raysim.config.markers import MAY_CHANGE, OnlyWith, markers_of
 from raysim.config.schema import Tracking
 from raysim.core.plain import PlainDict
+from raysim.core.secrets import plain_without_secrets
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -100,4 +101,5 @@ class PretrainConfig(_Base):
         """Hex digest that identifies what is trained: all keys but those marked MAY_CHANGE, such as the folder."""
         fields = type(self).model_fields
         plain = {k: v for k, v in self.model_dump(mode="json").items() if MAY_CHANGE not in markers_of(fields[k])}
-        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+        masked = plain_without_secrets(plain)  # a new password makes no other training
+        return hashlib.sha256(json.dumps(masked, sort_keys=True).encode()).hexdigest()[:16]

@@ -19,6 +19,7 @@ from raysim.core.files import atomically, write_atomic
 from raysim.core.persistent import persistent_path
 from raysim.core.plain import PlainDict
 from raysim.core.records import IntArray, Partition
+from raysim.core.secrets import plain_without_secrets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +43,7 @@ class RunDirectory:
                 f"output.dir = {config.output.dir}: cannot make a folder in {path.parent} ({error.strerror}); name a "
                 "folder that you may write to"
             ) from error
-        write_atomic(path / "config.yaml", yaml.safe_dump(config.resolved(), sort_keys=False).encode())
+        write_atomic(path / "config.yaml", yaml.safe_dump(config.without_secrets(), sort_keys=False).encode())
         return cls(path)
 
     @property
@@ -56,8 +57,8 @@ class RunDirectory:
         return self.path / "figures"
 
     def write_json(self, name: str, content: PlainDict) -> None:
-        """Write a JSON file, complete or not at all."""
-        write_atomic(self.path / name, json.dumps(content, indent=2).encode())
+        """Write a JSON file, complete or not at all, with secrets masked."""
+        write_atomic(self.path / name, json.dumps(plain_without_secrets(content), indent=2).encode())
 
     def write_status(self, status: str, message: str) -> list[str]:
         """Write status.json; returns what went wrong, such as a full disk, which must not hide how the run ended."""

@@ -12,6 +12,7 @@ from raysim.config.schema import Config
 from raysim.core.errors import RunError
 from raysim.core.locks import FolderLock
 from raysim.core.records import Dataset, Synthetic
+from raysim.core.secrets import plain_without_secrets
 from raysim.core.signals import Signals
 from raysim.engine.background_start import BackgroundStart
 from raysim.engine.liveness import cause_of
@@ -50,10 +51,12 @@ def run_experiment(
     session: Session | None = None,
     dataset: Dataset | None = None,
     mlflow: MlflowProcess | None = None,
+    name: str | None = None,
 ) -> Result:
     """Run a configuration; arguments and errors are those of `raysim.run`.
 
-    mlflow: the process that writes the MLflow run; None: this process.
+    mlflow: the process that writes the MLflow run; None: this process.  name: begins the name of a new run's folder;
+    None: that of the file, or `run`.
     """
     with (
         Display() as display,
@@ -63,7 +66,7 @@ def run_experiment(
     ):
         clock = PhaseClock()
         config = read_config(source, overrides, keys or {})
-        name = "run" if isinstance(source, Mapping | Config) else Path(source).stem
+        name = name or ("run" if isinstance(source, Mapping | Config) else Path(source).stem)
         for note in config.notes:
             display.line(f"note: {note}")
         earlier = resuming.find(config, name, display.line) if resume else None
@@ -297,7 +300,7 @@ class _Run:
             "mlflow_run_id": tracker.run_id,
             "mlflow_uri": tracker.uri,
             "run_directory": str(directory.path),
-            "notes": [*config.notes, *record.notes, *tracker.problems],
+            "notes": plain_without_secrets([*config.notes, *record.notes, *tracker.problems]),
         }
         self.signals.check()
         self.signals.ending = True  # from the summary on, the run is a finished one

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from raysim.core.errors import UserError
 from raysim.core.plain import PlainMapping
-from raysim.tracking.store import SqliteFile, clean_name, flatten, short, without_password
+from raysim.core.secrets import without_secrets
+from raysim.tracking.store import SqliteFile, clean_name, flatten, short
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -106,7 +107,7 @@ def _experiment(client: "MlflowClient", name: str, uri: str) -> str:
                 raise
     if found.lifecycle_stage != "active":
         raise UserError(
-            f"tracking.experiment: {name!r} was deleted in {without_password(uri)}; choose another name, or restore it "
+            f"tracking.experiment: {name!r} was deleted in {without_secrets(uri)}; choose another name, or restore it "
             f"with `mlflow experiments restore --experiment-id {found.experiment_id}`"
         )
     return str(found.experiment_id)

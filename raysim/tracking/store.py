@@ -19,6 +19,7 @@ from raysim import __version__
 from raysim.core.errors import UserError
 from raysim.core.persistent import persistent_folder
 from raysim.core.plain import PlainMapping
+from raysim.core.secrets import MASK, is_masked, without_secrets
 
 VALUE_CHARACTERS = 1000  # of a parameter or tag; MLflow's own limits are 6,000 and 8,000
 DATABASES = ("postgresql", "mysql", "mssql")
@@ -29,7 +30,8 @@ def check_uri(uri: str) -> str:
     """The address of the MLflow store that `tracking.uri` names; imports and opens nothing.
 
     "auto" is the environment's MLFLOW_TRACKING_URI, else mlflow.db in the working directory; "none" switches tracking
-    off.  Relative sqlite paths become absolute.  Raises UserError for a folder, which MLflow no longer accepts as a
+    off.  Relative sqlite paths become absolute.  An address whose secret is masked, as in the files of a run, gets it
+    from the environment.  Raises UserError where it is not there, for a folder, which MLflow no longer accepts as a
     store, and for anything else that could not hold a run.
     """
     key = "tracking.uri"
@@ -37,6 +39,8 @@ def check_uri(uri: str) -> str:
         uri = os.environ.get("MLFLOW_TRACKING_URI", "")
         key = "tracking.uri: auto, and MLFLOW_TRACKING_URI" if uri else key
         uri = uri or f"sqlite:///{persistent_folder() / 'mlflow.db'}"
+    if is_masked(uri):
+        uri = _unmasked(uri)
     scheme = uri.split(":", 1)[0].lower() if re.match(r"[A-Za-z][\w+.-]+:", uri) else ""
     if uri == "none" or scheme in ("http", "https") or scheme.split("+")[0] in DATABASES:
         return uri
@@ -50,7 +54,23 @@ def check_uri(uri: str) -> str:
         if path and not path.startswith(":memory:"):
             return f"sqlite:///{Path(path).expanduser().absolute()}"
         remedy = "a sqlite address has three slashes and a file, as in sqlite:///mlflow.db"
-    raise UserError(f"{key}: {without_password(uri)!r} cannot be used: {remedy}")
+    raise UserError(f"{key}: {without_secrets(uri)!r} cannot be used: {remedy}")
+
+
+def _unmasked(uri: str) -> str:
+    """The address that was masked, from the environment; UserError where that does not hold it."""
+    whole = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if without_secrets(whole) == uri:
+        return whole
+    scheme, _, rest = uri.partition("://")
+    has_login = os.environ.get("MLFLOW_TRACKING_TOKEN") or os.environ.get("MLFLOW_TRACKING_PASSWORD")
+    if scheme.lower() in ("http", "https") and rest.startswith(f"{MASK}@") and rest.count(MASK) == 1 and has_login:
+        return f"{scheme}://{rest.removeprefix(f'{MASK}@')}"  # MLflow reads the login there
+    raise UserError(
+        f"tracking.uri: in {uri!r} the secret is masked, as in every file of a run; put the whole address into the "
+        "environment as MLFLOW_TRACKING_URI, or the login of a server as MLFLOW_TRACKING_USERNAME and "
+        "MLFLOW_TRACKING_PASSWORD or as MLFLOW_TRACKING_TOKEN, or name another store"
+    )
 
 
 class SqliteFile:
@@ -238,11 +258,6 @@ def environment_tags() -> dict[str, str]:
     return tags | {"mlflow.source.git.commit": git.stdout.strip()}
 
 
-def without_password(uri: str) -> str:
-    """The address without its password, which may be shown and stored."""
-    return re.sub(r"(//[^/:@]*):[^/]*@", r"\1:***@", uri)
-
-
 def clean_name(name: str) -> str:
     """`name` in the characters and the length that MLflow allows."""
     return re.sub(r"[^\w\-. :/]", "_", name)[:250]
@@ -257,6 +272,6 @@ def short(text: str) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """The cause of a database error, without its SQL, on one line."""
+    """The cause of a database error, without its SQL and without secrets, on one line."""
     cause = re.split(r"\n?\[SQL|\n\(Background", str(error))[0]
-    return " ".join(cause.split())[:300].rstrip(" .") or type(error).__name__
+    return without_secrets(" ".join(cause.split()))[:300].rstrip(" .") or type(error).__name__

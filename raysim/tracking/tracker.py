@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from raysim.core.errors import UserError
+from raysim.core.secrets import plain_without_secrets, without_secrets
 from raysim.tracking.mlflow_run import Opening, Params, describe, in_batches, load_mlflow
 from raysim.tracking.store import (
     Outbox,
@@ -24,7 +25,6 @@ from raysim.tracking.store import (
     environment_tags,
     one_line,
     short,
-    without_password,
 )
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Tracker(NullTracker):
         self._store = SqliteFile(opening.address)
         self._outbox = Outbox(self._store, errors, LOST_CODES)
         self.run_id = opening.resume_run_id or ""
-        self.uri = without_password(opening.address)
+        self.uri = without_secrets(opening.address)
         self._found: tuple[MlflowClient, Run, bool] | None = None
         self._opened: MlflowClient | None = None
         self._away = ""
@@ -107,7 +107,8 @@ class Tracker(NullTracker):
     ) -> NullTracker:
         """Open the store and start a run, or set the run `resume_run_id` back to RUNNING; empty: the one of this name.
 
-        params: the nested, resolved configuration, logged flattened, and in full as the artifact config.yaml.
+        params: the nested, resolved configuration, logged flattened, and in full as the artifact config.yaml, both
+        with secrets masked.
         directory: where the run's own files are, named in `problems`.  Returns a NullTracker for the address "none".
         Raises UserError if the store can never be used; one that is only away for now is named in `problems`.
         """
@@ -116,7 +117,7 @@ class Tracker(NullTracker):
             return NullTracker()
         errors = load_mlflow()
         at_start: tuple[type[Exception], ...] = (*errors, ImportError)  # a database's driver may be missing
-        opening = Opening(address, experiment, run_name, params, tags, resume_run_id)
+        opening = Opening(address, experiment, run_name, plain_without_secrets(dict(params)), tags, resume_run_id)
         tracker = cls(opening, Path(directory), errors)
         try:
             tracker._open(START_WAIT_S, OPENING_WAIT_S)
@@ -230,7 +231,7 @@ class Tracker(NullTracker):
             return
         self._finished = True
         if message:
-            text = short(message)
+            text = short(without_secrets(message))
             self._outbox.add(Write("the final message", lambda: self._client.set_tag(self.run_id, "message", text)))
         end = Write(f"the final status {status}", lambda: self._client.set_terminated(self.run_id, status))
         self._outbox.add(end)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
 from raysim.core.plain import PlainMapping
+from raysim.core.secrets import plain_without_secrets, without_secrets
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -44,8 +45,8 @@ class Display:
         self.close()
 
     def line(self, text: str) -> None:
-        """Print a line at once; the bar stays below it."""
-        text = _encodable(text, self._stream)
+        """Print a line at once, with secrets masked; the bar stays below it."""
+        text = _encodable(without_secrets(text), self._stream)
         if self._progress is not None:
             self._progress.console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
         else:
@@ -82,6 +83,7 @@ class Display:
         from rich.text import Text
 
         self.close()
+        summary = plain_without_secrets(dict(summary))
         console = Console(file=self._stream, markup=False, highlight=False, emoji=False)
         console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
         blocks = not _encodable(BARS, self._stream).startswith("?")

@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 
 from raysim.commands.sweep.grid import read_sweep
-from raysim.commands.sweep.sweep import _write_cell
+from raysim.commands.sweep.sweep import _plain
 from raysim.config.load import load_config
 from raysim.lifecycle.prepare import prepare
 
@@ -36,7 +36,7 @@ def test_keys_that_nobody_set_are_not_named_neither_by_the_sweep_nor_by_its_cell
     path.write_text(yaml.safe_dump({"base": base, "grid": {"seed": [0]}}))
     grid = read_sweep(path)
     assert grid.notes == []
-    cell = load_config(_write_cell(tmp_path, grid.cells[0]))
+    cell = load_config(_plain(grid.cells[0]))
     assert prepare(cell).notes == [] == cell.notes
     base["tracking"] = {"uri": "none", "experiment": "mine"}
     path.write_text(yaml.safe_dump({"base": base, "grid": {"seed": [0]}}))

@@ -97,12 +97,42 @@ def test_an_address_that_cannot_hold_a_run_is_refused(uri):
         check_uri(uri)
 
 
-def test_passwords_are_neither_shown_nor_stored():
-    assert tracking_store.without_password("postgresql://me:secret@host:5/db") == "postgresql://me:***@host:5/db"
-    assert tracking_store.without_password("http://host:5000") == "http://host:5000"
-    with pytest.raises(UserError) as raised:
-        check_uri("ftp://me:secret@host")
-    assert "secret" not in str(raised.value)
+def test_a_password_is_not_shown_in_an_error():
+    with pytest.raises(UserError, match=r"'ftp://\*\*\*@host' cannot be used"):
+        check_uri("ftp://me:hidden@host")
+
+
+@pytest.mark.parametrize(
+    ("masked", "environment", "used"),
+    [
+        ("postgresql://me:***@h/db", {"MLFLOW_TRACKING_URI": "postgresql://me:pw@h/db"}, "postgresql://me:pw@h/db"),
+        ("https://h?token=***", {"MLFLOW_TRACKING_URI": "https://h?token=T"}, "https://h?token=T"),
+        ("https://***@h/x", {"MLFLOW_TRACKING_TOKEN": "T"}, "https://h/x"),
+        ("https://***@h/x", {"MLFLOW_TRACKING_USERNAME": "me", "MLFLOW_TRACKING_PASSWORD": "pw"}, "https://h/x"),
+    ],
+)
+def test_a_masked_address_is_completed_from_the_environment(monkeypatch, masked, environment, used):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert check_uri(masked) == used
+
+
+@pytest.mark.parametrize(
+    ("masked", "environment"),
+    [
+        ("postgresql://me:***@h/db", {"MLFLOW_TRACKING_URI": "postgresql://me:pw@other/db"}),
+        ("postgresql://me:***@h/db", {"MLFLOW_TRACKING_PASSWORD": "pw"}),
+        ("https://***@h?token=***", {"MLFLOW_TRACKING_TOKEN": "T"}),
+        ("https://***@h", {}),
+    ],
+)
+def test_a_masked_address_that_stays_incomplete_is_refused_with_the_remedy(monkeypatch, masked, environment):
+    for name in ("URI", "TOKEN", "USERNAME", "PASSWORD"):
+        monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"tracking\.uri: in .* the secret is masked.*as MLFLOW_TRACKING_URI"):
+        check_uri(masked)
 
 
 # What is stored

@@ -10,6 +10,7 @@ from raysim.allocation.imbalance import contributions_K, imbalance, missing_cell
 from raysim.commands.plan.as_json import as_json, statistics
 from raysim.commands.plan.plan import OverSeeds, Plan, PolicyPlan
 from raysim.config.schema import Section
+from raysim.core.secrets import plain_without_secrets, without_secrets
 from raysim.core.validation import show
 from raysim.ui.display import duration
 
@@ -27,7 +28,7 @@ def print_plan(planned: Plan, stream: TextIO | None = None) -> None:
     console = Console(file=stream or sys.stdout, markup=False, highlight=False, emoji=False)
     console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
     for line in _heading(planned):
-        console.print(line)
+        console.print(without_secrets(line))
     _print_table(console, _policy_table(planned))
     for note in _policy_notes(planned):
         console.print(note)
@@ -39,8 +40,8 @@ def print_plan(planned: Plan, stream: TextIO | None = None) -> None:
 
 
 def print_json(planned: Plan, stream: TextIO | None = None) -> None:
-    """Print the plan as one JSON object."""
-    print(json.dumps(as_json(planned), indent=2), file=stream or sys.stdout)
+    """Print the plan as one JSON object, with secrets masked."""
+    print(json.dumps(plain_without_secrets(as_json(planned)), indent=2), file=stream or sys.stdout)
 
 
 def size(bytes_: int) -> str:
@@ -75,7 +76,8 @@ def _heading(planned: Plan) -> list[str]:
 
 def _described(section: Section) -> str:
     """A plug-in and its keys in one line, without those that are null."""
-    keys = {key: value for key, value in section.model_dump().items() if key != "name" and value is not None}
+    shown = plain_without_secrets(section.model_dump())
+    keys = {key: value for key, value in shown.items() if key != "name" and value is not None}
     return f"{section.name} {show(keys)}" if keys else section.name
 
 

@@ -12,6 +12,7 @@ from raysim.config.schema import PLUGIN_SECTIONS, SECTIONS, Config
 from raysim.config.yaml_io import parse_overrides, plain_copy, read_yaml
 from raysim.core.errors import ConfigError
 from raysim.core.plain import Plain, PlainDict, PlainMapping
+from raysim.core.secrets import plain_without_secrets, without_secrets
 from raysim.core.validation import nearest, show
 
 METHOD = "method"
@@ -135,13 +136,13 @@ def _choices(axis: str, values: list[Plain]) -> list[tuple[str, list[str]]]:
         if axis in (*SECTIONS, METHOD) and isinstance(keys, dict):
             prefix = "" if axis == METHOD else f"{axis}."
             overrides = [f"{prefix}{key}={json.dumps(inner)}" for key, inner in keys.items()]
-            label = label or _short(keys)
+            label = label or _short(plain_without_secrets(keys))
         elif axis in PLUGIN_SECTIONS and isinstance(keys, str):
             overrides, label = [f"{axis}.name={json.dumps(keys)}"], keys
         else:
             overrides = [f"{axis}={json.dumps(keys)}"]
-            label = label or f"{axis.rpartition('.')[2]} {show(keys)}"
-        choices.append((label, overrides))
+            label = label or f"{axis.rpartition('.')[2]} {show(plain_without_secrets(keys))}"
+        choices.append((without_secrets(label), overrides))
     return choices
 
 

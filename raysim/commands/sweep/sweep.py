@@ -23,6 +23,7 @@ from raysim.core.locks import FolderLock
 from raysim.core.persistent import persistent_path
 from raysim.core.plain import PlainDict
 from raysim.core.records import Dataset
+from raysim.core.secrets import plain_without_secrets, without_secrets
 from raysim.core.signals import Signals
 from raysim.data.digest import digest
 from raysim.engine.session import Session
@@ -147,13 +148,16 @@ class _Sweep:
         """Run a cell; returns its finished run, or None if it failed."""
         cell = task.cell
         earlier = task.interrupted
-        path = _write_cell(self.directory, cell)
+        path = self.directory / "cells" / f"{cell.slug}.yaml"
+        plain = _plain(cell)
+        write_atomic(path, yaml.safe_dump(plain_without_secrets(plain), sort_keys=False).encode())
         outcome = _Outcome()
         with outcome:
             if earlier is not None:
                 self.display.line(f"goes on with {earlier.path.name}, which has {resume.rounds_done(earlier)} rounds")
             result = run_experiment(
-                path,
+                plain,
+                name=path.stem,
                 resume=earlier is not None,
                 session=session,
                 dataset=self.inputs.dataset(cell.config),
@@ -205,8 +209,9 @@ class _Outcome:
         if not isinstance(error, Exception) or isinstance(error, RayLost):
             return None
         is_plain = isinstance(error, UserError | RunError)
-        self.cause = " ".join((str(error) if is_plain else f"{type(error).__name__}: {error}").split())
-        self.trace = "".join(traceback.format_exception(error))
+        cause = str(error) if is_plain else f"{type(error).__name__}: {error}"
+        self.cause = without_secrets(" ".join(cause.split()))
+        self.trace = without_secrets("".join(traceback.format_exception(error)))
         return True
 
 
@@ -337,15 +342,13 @@ def _directory(grid: Grid) -> Path:
     return path
 
 
-def _write_cell(directory: Path, cell: Cell) -> Path:
-    """Write the configuration of a cell to a file, which `raysim run` takes, too; its name becomes that of the run."""
-    path = directory / "cells" / f"{cell.slug}.yaml"
+def _plain(cell: Cell) -> PlainDict:
+    """The configuration of a cell as plain data."""
     plain = cell.config.resolved()
     if cell.config.tracking.uri == "none":
         # Nothing reads the experiment, which the sweep has named; kept, each cell would report it as without effect.
         plain["tracking"]["experiment"] = Tracking().experiment
-    write_atomic(path, yaml.safe_dump(plain, sort_keys=False).encode())
-    return path
+    return plain
 
 
 def _widest(resources: list[Resources]) -> Resources:

@@ -1,0 +1,61 @@
+"""Passwords and tokens, in addresses and in keys called so: masked wherever they are kept or shown."""
+
+import re
+
+from raysim.core.plain import Plain
+
+MASK = "***"
+_DATABASES = ("postgresql", "postgres", "mysql", "mariadb", "mssql", "oracle")
+_WEB = ("http", "https")  # where a login without a colon is a token; elsewhere it is the name of a user or a place
+_SECRET = r"password|passwd|pwd|token|secret|api_?key|access_?key|secret_?key|credentials?"
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(\S+)")
+_WHOLE_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.+)", re.DOTALL)  # alone, it may hold spaces
+_PARAMETER = re.compile(
+    r"([?&;#][^=&#\s]*(?:pass|pwd|token|secret|key|sig|auth|credential|odbc)[^=&#\s]*=)"
+    r"(?!\*\*\*)[^&#\s]+?(?=['\")\]};:,.]*(?:[&#\s]|$))",  # without the end of a sentence around it
+    re.IGNORECASE,
+)
+_ASSIGNMENT = re.compile(rf"((?:\b|_)(?:{_SECRET})\s*=\s*)(?!\*\*\*)[^\s,;&'\")}}]+", re.IGNORECASE)
+_SECRET_KEY = re.compile(rf"(?:^|[\W_])(?:{_SECRET})$", re.IGNORECASE)
+
+
+def without_secrets(text: str) -> str:
+    """A text with the logins, passwords and tokens of the addresses in it, and of what is called so, masked as `***`.
+
+    `https://TOKEN@host`, `s3://KEY:SECRET@bucket`, `https://host?token=T` and `password=P` lose what is secret; in the
+    address of a database, the name of the user stays.  A password may hold any character, so a login reaches to the
+    last @ of its word.  Masking twice changes nothing.
+    """
+    return _ASSIGNMENT.sub(rf"\1{MASK}", _ADDRESS.sub(_masked, text))
+
+
+def plain_without_secrets(value: Plain) -> Plain:
+    """A copy of plain data: every text through `without_secrets`, texts under a key such as `token` masked whole."""
+    if isinstance(value, str):
+        return _WHOLE_ADDRESS.sub(_masked, value) if _WHOLE_ADDRESS.fullmatch(value) else without_secrets(value)
+    if isinstance(value, dict):
+        return {
+            key: MASK if isinstance(inner, str) and inner and _SECRET_KEY.search(key) else plain_without_secrets(inner)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [plain_without_secrets(inner) for inner in value]
+    return value
+
+
+def is_masked(value: Plain) -> bool:
+    """Whether a value of a configuration is what masking has left of it, so that it cannot be used."""
+    return isinstance(value, str) and (value == MASK or ("://" in value and MASK in value))
+
+
+def _masked(found: re.Match[str]) -> str:
+    scheme, rest = found[1], found[2]
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    login, at, place = rest.rpartition("@")
+    name, colon, _ = login.partition(":")
+    if at and ":" in host:
+        is_database = colon and scheme.lower().partition("+")[0] in _DATABASES
+        rest = f"{name}:{MASK}@{place}" if is_database else f"{MASK}@{place}"
+    elif at and "@" in host and scheme.lower() in _WEB:
+        rest = f"{MASK}@{place}"
+    return f"{scheme}://" + _PARAMETER.sub(rf"\1{MASK}", rest)
