@@ -40,6 +40,9 @@ def within(values: Tensor, bits: int) -> bool:
     return values.numel() == 0 or bool(values.abs().max() <= limit(bits))  # a comparison with nan is False
 
 
+_REMEDY = "lower local.lr or server.lr, or set update.clip"
+
+
 class Diverged(Exception):
     """A loss or an update is not finite, or outside the range in which sums are exact."""
 
@@ -47,15 +50,15 @@ class Diverged(Exception):
 def checked_norm(loss: float, update: dict[str, Tensor]) -> float:
     """The norm of a client's update; Diverged if anything is not finite or outside the range of exact sums."""
     if not np.isfinite(loss):
-        raise Diverged(f"training diverged: the loss is {loss}")
+        raise Diverged(f"training diverged: the loss is {loss}; {_REMEDY}")
     norm = float(torch.linalg.vector_norm(update["delta"], dtype=torch.float64))
     for name, t in update.items():
         bits = BUFFER_BITS if name == "buffers" else PARAM_BITS
         if name == "counters" or (name == "delta" and norm <= limit(bits)):  # no value is larger than the norm
             continue
         if not within(t, bits):
-            largest = float(t.abs().max())
-            raise Diverged(f"training diverged: {name} has a value of {largest:g} (allowed: {limit(bits):g})")
+            found = f"{name} has a value of {float(t.abs().max()):g} (allowed: {limit(bits):g})"
+            raise Diverged(f"training diverged: {found}; {_REMEDY}")
     return norm
 
 

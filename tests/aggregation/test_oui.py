@@ -105,8 +105,13 @@ def images(count):
     return torch.randn(count, 1, 3, 3, generator=torch.Generator().manual_seed(0))
 
 
+def kind(after):
+    """The name of a module's class, without the values that its text holds or the address of a function."""
+    return type(after).__name__
+
+
 @pytest.mark.parametrize(
-    "after", [nn.Softsign(), nn.Tanh(), nn.Hardshrink(), lambda _, h: torch.maximum(h, torch.tensor(0.0))], ids=str
+    "after", [nn.Softsign(), nn.Tanh(), nn.Hardshrink(), lambda _, h: torch.maximum(h, torch.tensor(0.0))], ids=kind
 )
 def test_the_activation_of_the_last_hidden_layer_is_measured_not_an_earlier_one(after):
     (site,) = find_activation(Deep(after), images(4))
@@ -137,7 +142,7 @@ def test_an_unknown_activation_after_a_known_one_is_refused_with_the_layers_to_n
         lambda _, h: h / 3, lambda self, h: h * self.factor, lambda self, h: h / self.factor, lambda _, h: h + h,
         lambda _, h: h - h.mean(1, keepdim=True),
     ],
-    ids=str,
+    ids=kind,
 )
 def test_what_bends_nothing_after_the_last_hidden_layer_leaves_the_activation_before_it(after):
     """A bottleneck, a normalisation, a scale: the last activation is the ReLU of 48 units."""
