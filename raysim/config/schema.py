@@ -196,7 +196,9 @@ class Resources(_Base):
     on_client_failure: Literal["raise", "drop"] = "raise"
     """What to do with a client that fails for good or diverges: stop the run, or leave the client out of the round."""
     start_timeout_s: Annotated[Seconds, MAY_CHANGE] = 120.0
-    """How long to wait for workers to start."""
+    """Seconds that a worker may take to start; a machine that is too busy for that gets up to 8 times as many."""
+    cluster_timeout_s: Annotated[Seconds, MAY_CHANGE] = 1800.0
+    """How long a run waits on a cluster while no machine has room for any worker, for example until one is started."""
     address: Annotated[str | None, MAY_CHANGE] = None
     """Address of a running Ray cluster (`auto`, `host:port`, `ray://...`); null: start Ray on this machine."""
     object_store_bytes: Annotated[

@@ -12,9 +12,9 @@ from raysim.config.schema import Resources
 from raysim.core.errors import UserError
 from raysim.core.plain import PlainDict, PlainMapping
 from raysim.engine.placement import Node, Placement, place
+from raysim.engine.starting import autoscaler_state
 
 DECLARATION = Path("~/ray_bootstrap_config.yaml")  # left on the head by `ray up`
-NODES_WAIT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,11 @@ def place_on_cluster(resources: Resources, say: Callable[[str], None]) -> Placem
     say: told when nodes are waited for.
 
     Where the nodes that are still to come have unknown sizes (`provider: local`), the first one with room for a worker
-    is waited for, at most NODES_WAIT_S.
+    is waited for, at most resources.cluster_timeout_s.
     """
-    give_up_at = time.monotonic() + NODES_WAIT_S
+    limit_s = resources.cluster_timeout_s
+    since = time.strftime("%H:%M:%S")
+    give_up_at = time.monotonic() + limit_s
     said = False
     while True:
         cluster = survey()
@@ -97,11 +99,15 @@ def place_on_cluster(resources: Resources, say: Callable[[str], None]) -> Placem
                 raise
             if time.monotonic() > give_up_at:
                 raise UserError(
-                    f"no node with room for a worker joined within {NODES_WAIT_S:g} s: {error}; see `ray status` and "
-                    "the file monitor.log of Ray on the head for why"
+                    f"no node with room for a worker joined within {limit_s:g} s, since {since} "
+                    f"(resources.cluster_timeout_s): {error}; {autoscaler_state()}; see `ray status` and the file "
+                    "monitor.log of Ray on the head for why"
                 ) from error
         if not said:
-            say(f"waiting up to {NODES_WAIT_S:g} s for the first of {cluster.unknown} nodes that are still to join")
+            say(
+                f"waiting since {since}, up to {limit_s:g} s (resources.cluster_timeout_s), for the first of "
+                f"{cluster.unknown} nodes that are still to join; {autoscaler_state()}"
+            )
             said = True
         time.sleep(1.0)
 

@@ -16,7 +16,9 @@ from raysim.engine.calls import Call, Lost, MapCalls, Question, Ref, Submit, Tak
 from raysim.engine.failures import death, first_line, plain
 from raysim.engine.liveness import check_ray
 from raysim.engine.placement import Placement
+from raysim.engine.ray_private import has_process
 from raysim.engine.schedule import Item, Paces, Plan, WorkerLoad
+from raysim.engine.starting import Starting, load_here
 from raysim.engine.usage import Usage
 from raysim.engine.worker import Worker
 
@@ -66,6 +68,7 @@ class Pool:
         self._say: Callable[[str], None] = lambda _: None
         self._next_id = 0
         self._failed_starts = 0
+        self._starting = Starting(resources, self._say, time.monotonic())
         self._looked_at = 0.0
         self._measured_at = 0.0
         self._request: _Request | None = None
@@ -93,6 +96,7 @@ class Pool:
         self.usage = Usage()
         self._room = room
         self._say = say
+        self._starting = Starting(resources, say, time.monotonic())
 
     def configure(self, *arguments: object) -> None:
         """Send `Worker.configure(*arguments)` to every worker, and to each that joins later before anything else."""
@@ -272,7 +276,8 @@ class Pool:
                 events.append((member, outcome))
         now = time.monotonic()
         for ref, member in waiting.items():
-            if ref not in done and now > member.since + self._limit(member):
+            is_late = ref not in done and now > member.since + self._limit(member)
+            if is_late and (member.ready or not self._may_still_start(member, now)):
                 events.append((member, self._replace(member, f"it took longer than {self._limit(member):g} s")))
         if joined and self._room is not None:
             self._say(self.whereabouts())
@@ -297,11 +302,34 @@ class Pool:
         for member in waiting[: len(self.members) - self.wanted]:
             del self.members[member.id]
             _kill(member.actor)
+        self._look_for_machines(now)
+
+    def _look_for_machines(self, now: float) -> None:
+        """RunError if for too long no worker has had a machine; until then it is said what is waited for."""
+        if self.members and not any(m.ready or _has_process(m.actor) for m in self.members.values()):
+            self._starting.without_machine(len(self.members), now)
+        else:
+            self._starting.placed(now)
+
+    def _may_still_start(self, member: _Member, now: float) -> bool:
+        """Whether a worker that has not started in time is waited for; RunError if that was in vain."""
+        if self._room is not None and not _has_process(member.actor):
+            member.since = now  # its time begins when a machine has room for it
+            return True
+        if self._starting.grow(load_here() if self._room is None else ""):
+            return True
+        if any(m.ready for m in self.members.values()):
+            return False
+        raise RunError(
+            f"no worker has started within {self._starting.limit_s:g} s (resources.start_timeout_s, and more)"
+            f"{load_here() if self._room is None else ''}; raise resources.start_timeout_s, or set fewer "
+            "resources.workers"
+        )
 
     def _limit(self, member: _Member) -> float:
         """Seconds after which a worker is given up: task_timeout_s for each item of its call, not counting the next."""
         if not member.ready:
-            return self.resources.start_timeout_s
+            return self._starting.limit_s
         return self.resources.task_timeout_s * max(1, len(member.chunks[0].left()))
 
     def _replace(self, member: _Member, cause: str) -> Lost:
@@ -335,6 +363,12 @@ class Pool:
         for member in self.members.values():
             _kill(member.actor)
         self.members.clear()
+
+
+def _has_process(actor: WorkerActor) -> bool:
+    """Whether a worker that has not started has got a process, and so a machine."""
+    handle: Any = actor
+    return has_process(handle._actor_id.hex())
 
 
 def _kill(actor: WorkerActor) -> None:

@@ -23,6 +23,9 @@ Asked:
 - worker._global_node: which process of Ray has died. Without it Ray ends the driver without any message.
 - services.canonicalize_bootstrap_address_or_die, the call NodeInfoGcsService/CheckAlive, authentication_token_setup:
   whether a cluster does not answer, or wants a token, is known within 10 s; Ray itself tries for minutes.
+- state.actors: whether a worker that has not started has a machine and a process. Without it, one that waits for a
+  machine counts as one that does not start.
+- commands.debug_status: what `ray status` shows. Without it, a run that waits for a machine cannot say why.
 - AuthenticationTokenLoader: forgets the token of an earlier Ray of this process, which a later one would refuse.
 Used in other modules, where only a message or a wait gets worse without it: the resource node:__internal_head__ and the
 file ray_bootstrap_config.yaml (engine.cluster), the text of the error of an actor that cannot start (engine.failures),
@@ -39,6 +42,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import ray
 
 ENVIRONMENT = {
     "RAY_task_events_report_interval_ms": "0",
@@ -149,6 +153,31 @@ def dead_process() -> str:
     except AttributeError:
         return ""
     return next((kind for kind in dead if kind in ("raylet", "gcs_server")), "")
+
+
+def has_process(actor: str) -> bool:
+    """Whether an actor that is starting has got a process on some node; True where that is not known.
+
+    actor: its id in hexadecimal digits.
+    """
+    state = _found("ray._private.state", "actors")
+    try:
+        found = state(actor) if state is not None else {}
+        return bool(found["Address"]["IPAddress"])
+    except (KeyError, TypeError):
+        return True
+
+
+def autoscaler_status() -> str:
+    """The text of `ray status`; "" where it cannot be had."""
+    keys = _found("ray._private.ray_constants")
+    status = _found("ray.autoscaler._private.commands", "debug_status")
+    get = _found("ray.experimental.internal_kv", "_internal_kv_get")
+    try:
+        report, error = (get(getattr(keys, f"DEBUG_AUTOSCALING_{name}")) for name in ("STATUS", "ERROR"))
+        return str(status(report, error, address=ray.get_runtime_context().gcs_address))
+    except Exception:  # noqa: BLE001 - whatever another version raises, only a message gets worse
+        return ""
 
 
 def raylet_socket() -> str:

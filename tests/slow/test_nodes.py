@@ -27,6 +27,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for key, value in {"period_ms": 1000, "timeout_ms": 2000, "failure_threshold": 3, "initial_delay_ms": 1000}.items():
         monkeypatch.setenv(f"RAY_health_check_{key}", str(value))
     ray.shutdown()
+    Path("/tmp/ray").mkdir(exist_ok=True)  # where Ray's Cluster writes its address
     with tempfile.TemporaryDirectory(prefix="raysim-nodes-", dir="/tmp") as folder:
         small = {"object_store_memory": 200_000_000, "temp_dir": folder}
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **small})
