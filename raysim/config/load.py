@@ -252,11 +252,12 @@ def _cross_checks(config: Config) -> list[str]:
             found.append(
                 f"output.{key} = {show(folder)}: must be a folder of this machine, not the address of another place"
             )
-    if config.output.cache is not None and config.output.cache.strip().lower() in ("", "none", "no", "off", "false"):
-        found.append(
-            f"output.cache = {show(config.output.cache)}: a text names a folder; write null for no cache, or a path "
-            "such as ./none for a folder of this name"
-        )
+    for key, folder in (("cache", config.output.cache), ("mirror", config.output.mirror)):
+        if folder is not None and folder.strip().lower() in ("", "none", "no", "off", "false"):
+            found.append(
+                f"output.{key} = {show(folder)}: a text names a folder; write null for no {key}, or a path such as "
+                "./none for a folder of this name"
+            )
     clients, per_round = config.partition.params.get("clients"), config.clients_per_round
     if isinstance(clients, int) and isinstance(per_round, int) and per_round > clients:
         there = f"there are only {clients} clients (partition.clients); use at most {clients}"

@@ -227,6 +227,9 @@ class Output(_Base):
     """How many of the newest checkpoints are kept."""
     quality: bool = False
     """Measure the synthetic images (takes a minute): what a classifier learns from them, whether any is a copy."""
+    mirror: str | None = None
+    """Where each run's folder is copied, such as s3://BUCKET/PREFIX or a folder that outlives this machine: what has
+    changed, at every checkpoint; --resume fetches a run from there that is not in `dir`.  null: nowhere."""
     cache: str | None = "~/.cache/raysim/images"
     """Folder of the cache of synthetic and of decoded images, shared by all runs; null: no cache."""
 

@@ -10,6 +10,7 @@ from raysim.engine.session import placement_before_start
 from raysim.engine.versions import installed
 from raysim.lifecycle.build import Components, build_components
 from raysim.lifecycle.identity import Identity, code_digests
+from raysim.lifecycle.mirror import check_mirror
 from raysim.lifecycle.prepare import Prepared, prepare
 from raysim.tracking.tracker import check_uri
 
@@ -32,6 +33,7 @@ class Experiment:
     def prepare(cls, config: Config, name: str, dataset: Dataset | None = None) -> "Experiment":
         """Read the data (unless given), partition them, build the plug-ins.  Raises UserError for what cannot work."""
         check_uri(config.tracking.uri)
+        check_mirror(config.output.mirror, config.output.dir)
         placement = placement_before_start(config.resources)
         prepared = prepare(config, dataset)
         components = build_components(config, prepared)

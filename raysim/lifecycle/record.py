@@ -17,6 +17,7 @@ from raysim.lifecycle.directory import RunDirectory
 from raysim.lifecycle.experiment import Experiment
 from raysim.lifecycle.history import History
 from raysim.lifecycle.messages import tracked
+from raysim.lifecycle.mirror import Mirror
 from raysim.tracking.process import MlflowProcess, start_tracker
 from raysim.tracking.tracker import NullTracker, Status
 from raysim.ui.display import Display
@@ -27,7 +28,7 @@ class Record:
     """The run directory and the MLflow run of an experiment.
 
     identity: the content of run.json.  state: that after the newest recorded round.  notes: texts for the summary.
-    ended: whether the end of the run is recorded.
+    ended: whether the end of the run is recorded.  mirror: the copy of the folder at another place, if there is one.
     """
 
     directory: RunDirectory
@@ -41,6 +42,7 @@ class Record:
     notes: list[str] = field(default_factory=list)
     state: ServerState | None = None
     ended: bool = False
+    mirror: Mirror | None = None
 
     @classmethod
     def open(
@@ -93,12 +95,15 @@ class Record:
         client_file = ClientFile(directory.checkpoints)
         record = cls(directory, identity, tracker, history, client_file, display, clock, config.output.keep_checkpoints)
         record.note(*accepted_changes)
+        if config.output.mirror is not None:
+            record.mirror = Mirror(config.output.mirror, directory.path)
         return record
 
     def begin(self) -> None:
         """Record that the run has begun."""
         self._remember_run_id()
         self._warn([*self.directory.write_status("RUNNING", ""), *self.tracker.problems])
+        self._update_mirror()
 
     def note(self, *notes: str) -> None:
         """Keep notes for the summary, and show them."""
@@ -144,6 +149,7 @@ class Record:
         except CheckpointError as error:
             self.notes.append(str(error))
             self._warn([str(error)])
+        self._update_mirror()
 
     def end(self, error: BaseException | None, signals: Signals, hint: str = "") -> None:
         """Record how the run ended, before Ray is shut down; only the first call counts.  hint: how to go on."""
@@ -160,6 +166,16 @@ class Record:
         problems = self.directory.write_status(status, message)
         self.tracker.finish(status, message)
         self._warn([*problems, *self.tracker.problems])
+        if self.mirror is not None:
+            self.mirror.finish()
+            self._warn([self.mirror.problem] if self.mirror.problem else [])
+
+    def _update_mirror(self) -> None:
+        """Have what changed copied to the mirror; what it could not take before is said once."""
+        if self.mirror is not None:
+            self.mirror.update()
+            if self.mirror.problem:
+                self._note_once(self.mirror.problem)
 
     def _remember_run_id(self) -> None:
         """Keep the MLflow run's id for a resume; a store that is away at the start gives it later."""

@@ -10,8 +10,8 @@ from raysim.config.schema import Config, may_change_on_resume
 from raysim.core.errors import UserError
 from raysim.core.persistent import persistent_path
 from raysim.lifecycle.directory import RunDirectory
-from raysim.lifecycle.find_runs import RunIndex
 from raysim.lifecycle.identity import Identity
+from raysim.lifecycle.mirror import gather
 
 MOST_SHOWN = 10
 
@@ -19,11 +19,13 @@ MOST_SHOWN = 10
 def find(config: Config, name: str, say: Callable[[str], object] = lambda _: None) -> RunDirectory:
     """Find the newest run of this configuration; its number of rounds may differ.  say: gets notes on damaged runs.
 
+    Where `output.dir` has none, `output.mirror` is searched, and what is found there is fetched.
+
     Raises UserError where there is none; the message then says in which keys the most similar run differs. Among
     equally similar ones, runs called `name` are preferred.
     """
     root = persistent_path(config.output.dir)
-    found = RunIndex(root, say).of(config.hash())
+    found = gather(config.output, {config.hash()}, say).of(config.hash())
     if found:
         newest = found[0]
         done = rounds_done(newest)
@@ -34,13 +36,14 @@ def find(config: Config, name: str, say: Callable[[str], object] = lambda _: Non
             )
         return newest
     closest = _closest(root, config.result_keys(), name)
+    mirror = "" if config.output.mirror is None else f", nor in output.mirror = {config.output.mirror}"
     if closest is None:
-        raise UserError(f"--resume: there is no run of this configuration in {root}; start it without --resume")
+        raise UserError(f"--resume: there is no run of this configuration in {root}{mirror}; start it without --resume")
     run, changes = closest
     shown = ", ".join(changes[:MOST_SHOWN]) + (f" and {len(changes) - MOST_SHOWN} more" if changes[MOST_SHOWN:] else "")
     raise UserError(
-        f"--resume: no run in {root} has this configuration; the closest, {run.name}, was made with other values "
-        f"({shown}); only {', '.join(may_change_on_resume())} may change. Undo that, or start a new run"
+        f"--resume: no run in {root}{mirror} has this configuration; the closest, {run.name}, was made with other "
+        f"values ({shown}); only {', '.join(may_change_on_resume())} may change. Undo that, or start a new run"
     )
 
 

@@ -145,7 +145,7 @@ class Tracker(NullTracker):
             self.run_id = run.info.run_id
             self._logged_steps = {} if resumed else None
             if wanted and not resumed:
-                self._outbox.lose(Write("the rounds before the resume", lambda: None, error=f"run {wanted} is gone"))
+                self._outbox.lose(Write(f"run {wanted}", lambda: None, error="it is gone; a new one takes its place"))
         client, run, _ = self._found
         describe(client, run, self._opening.params, {**environment_tags(), **self._opening.tags})
         self._opened = client

@@ -271,7 +271,7 @@ def test_a_run_that_was_deleted_in_the_meantime_is_replaced_and_reported(start):
     for gone in (first.run_id, "0" * 32):
         second = start(resume=gone)
         assert second.run_id != gone
-        assert second.problems == [f"MLflow lacks the rounds before the resume: run {gone} is gone"]
+        assert second.problems == [f"MLflow lacks run {gone}: it is gone; a new one takes its place"]
 
 
 # A store in trouble

@@ -33,6 +33,7 @@ from raysim.lifecycle.build import build_components, initial_model, plugin
 from raysim.lifecycle.directory import RunDirectory
 from raysim.lifecycle.find_runs import RunIndex
 from raysim.lifecycle.identity import Identity, code_digests
+from raysim.lifecycle.mirror import Mirror, check_mirror, gather
 from raysim.lifecycle.prepare import Prepared, load_dataset, prepare
 from raysim.lifecycle.prepare import named as named_plugins
 from raysim.lifecycle.runner import run_experiment
@@ -75,7 +76,9 @@ def run_sweep(file: str | Path, overrides: Iterable[str] = (), mlflow: MlflowPro
         for uri in {cell.config.tracking.uri for cell in grid.cells}:
             check_uri(uri)
         inputs = _Inputs()
-        index = RunIndex(persistent_path(grid.cells[0].config.output.dir), display.line)
+        output = grid.cells[0].config.output
+        check_mirror(output.mirror, output.dir)
+        index = gather(output, {cell.config.hash() for cell in grid.cells}, display.line)
         tasks = _check(grid, inputs, index)
         directory = _directory(grid)
         with FolderLock(directory):
@@ -88,8 +91,12 @@ def run_sweep(file: str | Path, overrides: Iterable[str] = (), mlflow: MlflowPro
                 f"{len(tasks)} runs, {done} of them finished before; {images:,} synthetic images in all, those that "
                 f"runs share counted each time; results in {directory}"
             )
-            work = _Sweep(grid, directory, display, inputs, mlflow)
-            work.all_cells(tasks)
+            mirror = None if output.mirror is None else Mirror(output.mirror, directory)
+            work = _Sweep(grid, directory, display, inputs, mlflow, mirror)
+            try:
+                work.all_cells(tasks)
+            finally:
+                work.finish_mirror()
             return work.result()
 
 
@@ -111,13 +118,17 @@ class _Task:
 
 @dataclass
 class _Sweep:
-    """The state of a sweep that is running.  rows: one per cell that has ended, in any way."""
+    """The state of a sweep that is running.
+
+    mirror: the copy of its folder at another place, if there is one.  rows: one per cell that has ended, in any way.
+    """
 
     grid: Grid
     directory: Path
     display: Display
     inputs: "_Inputs"
     mlflow: MlflowProcess | None
+    mirror: Mirror | None = None
     rows: dict[str, PlainDict] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -178,6 +189,15 @@ class _Sweep:
         """Write the files again, with cells in the order of the grid, so that finished cells are never lost."""
         if self.rows:
             sweep_table.write(self.directory, self._rows(), self.grid.target_accuracy)
+            if self.mirror is not None:
+                self.mirror.update()
+
+    def finish_mirror(self) -> None:
+        """Wait for the files of the sweep to reach the mirror; what is missing there is a warning."""
+        if self.mirror is not None:
+            self.mirror.finish()
+            if self.mirror.problem:
+                self.display.line(f"warning: {self.mirror.problem}")
 
     def _rows(self) -> list[PlainDict]:
         return [self.rows[cell.name] for cell in self.grid.cells if cell.name in self.rows]
