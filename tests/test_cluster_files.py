@@ -5,6 +5,7 @@ import re
 import subprocess
 import tomllib
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,89 @@ def test_every_file_of_the_package_reaches_the_nodes_and_none_hides_it(name: str
     assert files
     for file in files:
         assert not [p for p in cluster["rsync_exclude"] if fnmatch.fnmatch(f"x/{file}", p)]
+
+
+@pytest.fixture
+def aws(util: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, Any]], Any]]:
+    """What `ray up` asks of AWS before it starts the head, done on a model of AWS; returns the cluster that is left."""
+    import time
+
+    from moto import mock_aws
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    monkeypatch.setenv("HOME", str(tmp_path))  # for the key pair
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # until AWS knows of a new role everywhere
+    with mock_aws(config={"iam": {"load_aws_managed_policies": True}}):
+        from ray.autoscaler._private.aws.config import bootstrap_aws
+
+        yield lambda cluster: bootstrap_aws(util.prepare_config(cluster))
+
+
+def groups() -> dict[str, Any]:
+    """The firewall rules that there are on AWS, by the id of their group."""
+    import boto3
+
+    found = boto3.client("ec2").describe_security_groups()["SecurityGroups"]
+    return {group["GroupId"]: group["IpPermissions"] for group in found}
+
+
+def test_on_aws_ssh_is_open_to_the_address_of_the_user_alone(aws: Callable[[dict[str, Any]], Any]):
+    """With a group as the commands in the file make it; Ray adds no group and no rule."""
+    import boto3
+
+    ec2 = boto3.client("ec2")
+    vpc = ec2.describe_vpcs()["Vpcs"][0]["VpcId"]
+    mine = ec2.create_security_group(GroupName="raysim", Description="raysim", VpcId=vpc)["GroupId"]
+    within = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": mine}]}
+    ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "192.0.2.7/32"}]}
+    ec2.authorize_security_group_ingress(GroupId=mine, IpPermissions=[within, ssh])
+    before = groups()
+    cluster = read("cluster.yaml")
+    for kind in cluster["available_node_types"].values():
+        assert kind["node_config"]["SecurityGroupIds"] == ["sg-edit"]
+        kind["node_config"]["SecurityGroupIds"] = [mine]
+    made = aws(cluster)
+    assert groups() == before
+    assert all(k["node_config"]["SecurityGroupIds"] == [mine] for k in made["available_node_types"].values())
+
+
+def test_on_aws_the_role_of_the_head_can_start_the_workers_with_their_image(aws: Callable[[dict[str, Any]], Any]):
+    """Ray's role may use EC2 and S3, not read parameters of the Systems Manager, as `resolve:ssm:` would have to."""
+    import boto3
+
+    cluster = read("cluster.yaml")
+    for kind in cluster["available_node_types"].values():
+        kind["node_config"]["SecurityGroupIds"] = [next(iter(groups()))]
+    made = aws(cluster)
+    role = made["head_node"]["IamInstanceProfile"]["Arn"].rpartition("/")[2]
+    policies = boto3.client("iam").list_attached_role_policies(RoleName=role)["AttachedPolicies"]
+    assert {policy["PolicyName"] for policy in policies} == {"AmazonEC2FullAccess", "AmazonS3FullAccess"}
+    images = {kind["node_config"]["ImageId"] for kind in made["available_node_types"].values()}
+    assert len(images) == 1  # one driver, the same bits
+    assert images.pop().startswith("ami-")
+
+
+def test_on_aws_a_file_that_was_not_edited_starts_no_machine_and_opens_nothing(
+    aws: Callable[[dict[str, Any]], Any], capsys: pytest.CaptureFixture[str]
+):
+    import boto3
+
+    before = groups()
+    with pytest.raises(AssertionError):  # a message and exit code 1 in `ray up`
+        aws(read("cluster.yaml"))
+    assert "id equal to any of the configured SecurityGroupIds" in capsys.readouterr().err
+    assert groups() == before
+    assert boto3.client("ec2").describe_instances()["Reservations"] == []
+
+
+def test_what_reads_and_writes_buckets_on_the_head_fits_the_versions_on_all_nodes():
+    """s3fs belongs to one version of fsspec; beside the newest boto3, pip would choose one that is years old."""
+    lines = (ROOT / "experiments/cluster/requirements.txt").read_text().splitlines()
+    [fsspec] = [line.partition("==")[2] for line in lines if line.startswith("fsspec==")]
+    assert any(f"s3fs=={fsspec}" in command for command in read("cluster.yaml")["head_setup_commands"])
+    assert any("gcsfs==" in command for command in read("experiments/cluster/gcp.yaml")["head_setup_commands"])
 
 
 def test_every_package_that_raysim_needs_has_one_version_on_all_nodes():
