@@ -16,6 +16,7 @@ from raysim.core.secrets import without_secrets
 from raysim.engine.inventory import Inventory, Machine, take_inventory
 from raysim.engine.placement import capacity, place
 from raysim.lifecycle.build import build_components
+from raysim.lifecycle.mirror import check_mirror
 from raysim.lifecycle.prepare import prepare
 from raysim.tracking.store import check_uri
 
@@ -165,6 +166,12 @@ def _folders(report: Report, config: Config | None) -> None:
         if refusal:
             cost = "every run makes its images anew; name another folder, or null"
             report.wrong.append(f"output.cache = {config.output.cache}: {refusal}, so {cost}")
+    if config is not None and config.output.mirror is not None:
+        try:
+            check_mirror(config.output.mirror, config.output.dir)
+            report.rows.append(("Mirror", config.output.mirror))
+        except UserError as error:
+            report.wrong.append(str(error))
     refusal = _refusal(Path("/tmp"))
     if refusal:
         report.wrong.append(f"{refusal}, and Ray of a run on this machine keeps its files in /tmp")

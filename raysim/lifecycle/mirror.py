@@ -20,7 +20,8 @@ from raysim.core.plain import PlainDict
 from raysim.core.secrets import without_secrets
 from raysim.lifecycle.find_runs import RunIndex
 
-FINISH_S = 120.0  # how long the end of a run waits for the last files
+FINISH_S = 120.0  # how long the end of a run waits for the last files,
+SAY_AFTER_S = 2.0  # and after how long it says so
 _CHECKPOINTS = "checkpoints/"
 _WITH_FOLDERS = {"file", "local", "sftp", "ssh", "smb"}  # kinds of places where a folder has to be made first
 
@@ -47,11 +48,14 @@ class Mirror:
         """Have what has changed copied; returns at once."""
         self._asked.put(True)
 
-    def finish(self, wait_s: float = FINISH_S) -> None:
-        """Have what has changed copied, and wait for it, at most `wait_s`; the last call."""
+    def finish(self, say: Callable[[str], object] = lambda _: None, wait_s: float = FINISH_S) -> None:
+        """Have what has changed copied, and wait for it, at most `wait_s`; the last call.  say: told of a long wait."""
         self._asked.put(True)
         self._asked.put(False)
-        self._thread.join(wait_s)
+        self._thread.join(min(wait_s, SAY_AFTER_S))
+        if self._thread.is_alive():
+            say(f"waiting up to {wait_s:g} s for the last files to be copied to {self._shown}")
+            self._thread.join(wait_s - min(wait_s, SAY_AFTER_S))
         if self._thread.is_alive():
             late = f"not every file had been copied after {wait_s:g} s"
             self.problem = f"{self._shown}: {late}; all of them are in {self._folder}"
@@ -155,7 +159,8 @@ def _fetch(place: "_Place", name: str, root: Path) -> None:
     """Copy a run; its folder appears once it is complete."""
     partial = root / f".{name}.{os.getpid()}.part"
     try:
-        for file in place.files(name):
+        # run.json comes last: without it, what a killed process leaves is not taken for a run.
+        for file in sorted(place.files(name), key=lambda file: file == f"{name}/run.json"):
             target = partial / file.removeprefix(f"{name}/")
             target.parent.mkdir(parents=True, exist_ok=True)
             place.get(file, target)

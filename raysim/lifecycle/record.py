@@ -167,7 +167,7 @@ class Record:
         self.tracker.finish(status, message)
         self._warn([*problems, *self.tracker.problems])
         if self.mirror is not None:
-            self.mirror.finish()
+            self.mirror.finish(self.display.line)
             self._warn([self.mirror.problem] if self.mirror.problem else [])
 
     def _update_mirror(self) -> None:

@@ -118,3 +118,10 @@ def test_a_broken_configuration_and_a_dead_server_are_reported_beside_the_machin
         report = examine(None, [f"tracking.uri={address}"])
     assert any("no MLflow server answers there" in problem for problem in report.wrong)
     assert "a: 4 CPU" in text(report)
+
+
+def test_a_mirror_is_tried_out(cluster: Any, tmp_path: Path):
+    cluster(machine("a"))
+    assert f"Mirror   {tmp_path}/there" in text(examine(None, [f"output.mirror={tmp_path}/there"]))
+    [wrong] = examine(None, ["output.mirror=nosuch://bucket"]).wrong
+    assert wrong.startswith("output.mirror = nosuch://bucket: cannot be written (")

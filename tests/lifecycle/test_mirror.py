@@ -162,7 +162,9 @@ def test_the_end_waits_for_a_slow_place_with_a_limit(
     hangs = threading.Event()
     monkeypatch.setattr(type(fsspec.filesystem("file")), "put_file", lambda *_, **__: hangs.wait())
     mirror = Mirror(str(tmp_path / "there"), run_folder)
-    mirror.finish(wait_s=0.1)
+    said: list[str] = []
+    mirror.finish(said.append, wait_s=0.1)
+    assert said == [f"waiting up to 0.1 s for the last files to be copied to output.mirror = {tmp_path}/there"]
     assert mirror.problem.endswith(f"not every file had been copied after 0.1 s; all of them are in {run_folder}")
     hangs.set()
 

@@ -195,7 +195,7 @@ class _Sweep:
     def finish_mirror(self) -> None:
         """Wait for the files of the sweep to reach the mirror; what is missing there is a warning."""
         if self.mirror is not None:
-            self.mirror.finish()
+            self.mirror.finish(self.display.line)
             if self.mirror.problem:
                 self.display.line(f"warning: {self.mirror.problem}")
 
