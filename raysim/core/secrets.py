@@ -1,6 +1,7 @@
 """Passwords and tokens, in addresses and in keys called so: masked wherever they are kept or shown."""
 
 import re
+from urllib.parse import unquote
 
 from raysim.core.plain import Plain
 
@@ -19,13 +20,16 @@ _ASSIGNMENT = re.compile(rf"((?:\b|_)(?:{_SECRET})\s*=\s*)(?!\*\*\*)[^\s,;&'\")}
 _SECRET_KEY = re.compile(rf"(?:^|[\W_])(?:{_SECRET})$", re.IGNORECASE)
 
 
-def without_secrets(text: str) -> str:
+def without_secrets(text: str, address: str = "") -> str:
     """A text with the logins, passwords and tokens of the addresses in it, and of what is called so, masked as `***`.
 
     `https://TOKEN@host`, `s3://KEY:SECRET@bucket`, `https://host?token=T` and `password=P` lose what is secret; in the
     address of a database, the name of the user stays.  A password may hold any character, so a login reaches to the
     last @ of its word.  Masking twice changes nothing.
+    address: whose secrets are masked wherever they stand in the text, as a library's message may take it apart.
     """
+    for secret in _secrets_of(address):
+        text = text.replace(secret, MASK)
     return _ASSIGNMENT.sub(rf"\1{MASK}", _ADDRESS.sub(_masked, text))
 
 
@@ -46,6 +50,17 @@ def plain_without_secrets(value: Plain) -> Plain:
 def is_masked(value: Plain) -> bool:
     """Whether a value of a configuration is what masking has left of it, so that it cannot be used."""
     return isinstance(value, str) and (value == MASK or ("://" in value and MASK in value))
+
+
+def _secrets_of(address: str) -> list[str]:
+    """What masking takes out of an address, also as it is decoded, and a password without its user; the longest first.
+
+    Without what is shorter than 4 characters, which would be found everywhere.
+    """
+    kept = _WHOLE_ADDRESS.sub(_masked, address).split(MASK)
+    found = re.fullmatch("(.+?)".join(map(re.escape, kept)), address, re.DOTALL)
+    parts = [part for whole in (found.groups() if found else ()) for part in (whole, whole.partition(":")[2])]
+    return sorted({one for part in parts for one in (part, unquote(part)) if len(one) > 3}, key=len, reverse=True)
 
 
 def _masked(found: re.Match[str]) -> str:

@@ -38,9 +38,9 @@ def local_copy(url: str) -> Path:
         names = {path: without_secrets(name) for path, name in names.items()}
         _fetch(system, folder, names, found)
     except ImportError as error:
-        raise UserError(f"data.path = {url!r}: {error}") from error
+        raise UserError(f"data.path = {url!r}: {without_secrets(str(error), url)}") from error
     except Exception as error:  # each kind of URL has a library of its own, with errors of its own
-        cause = "" if str(error) == url else f": {error or type(error).__name__}"
+        cause = "" if str(error) == url else f": {without_secrets(str(error), url) or type(error).__name__}"
         raise UserError(
             f"data.path = {url!r} cannot be read{cause}; check the address, and what this machine may read there"
         ) from error

@@ -66,7 +66,7 @@ class Mirror:
                 self._copy()
                 self.problem = ""
             except Exception as error:  # noqa: BLE001 - each kind of place has a library of its own, with own errors
-                cause = f"cannot be written ({_cause(error)})"
+                cause = f"cannot be written ({_cause(error, self._address)})"
                 self.problem = f"{self._shown}: {cause}; what is missing there is in {self._folder}"
 
     def _copy(self) -> None:
@@ -111,8 +111,8 @@ def check_mirror(address: str | None, output_dir: str) -> None:
             place.delete(name)
     except Exception as error:  # each kind of place has a library of its own, with errors of its own
         raise UserError(
-            f"output.mirror = {address}: cannot be written ({_cause(error)}); check the address, and what this machine "
-            "may write there, or leave output.mirror out"
+            f"output.mirror = {address}: cannot be written ({_cause(error, address)}); check the address, and what "
+            "this machine may write there, or leave output.mirror out"
         ) from error
 
 
@@ -150,8 +150,8 @@ def fetch(address: str, root: Path, hashes: Collection[str], say: Callable[[str]
                 _fetch(place, name, root)
     except Exception as error:  # each kind of place has a library of its own, with errors of its own
         raise UserError(
-            f"output.mirror = {address}: cannot be read ({_cause(error)}); check the address, and what this machine "
-            "may read there, or leave output.mirror out"
+            f"output.mirror = {address}: cannot be read ({_cause(error, address)}); check the address, and what "
+            "this machine may read there, or leave output.mirror out"
         ) from error
 
 
@@ -189,10 +189,10 @@ def _files(folder: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: Exception, address: str) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return without_secrets(" ".join(str(error).split())[:300]) or type(error).__name__
+    return without_secrets(" ".join(str(error).split()), address)[:300] or type(error).__name__
 
 
 class _Place:

@@ -123,8 +123,9 @@ class Tracker(NullTracker):
             tracker._open(START_WAIT_S, OPENING_WAIT_S)
         except at_start as error:
             if tracker._found is None and not tracker._store.is_away(error):
+                cause = without_secrets(one_line(error), address)
                 raise UserError(
-                    f"tracking.uri: the MLflow store {tracker.uri} cannot be used: {one_line(error)}. Put that right, "
+                    f"tracking.uri: the MLflow store {tracker.uri} cannot be used: {cause}. Put that right, "
                     "name another store (tracking.uri=sqlite:///PATH), or run without one (tracking.uri=none)."
                 ) from error
             tracker._away = one_line(error)
@@ -160,6 +161,9 @@ class Tracker(NullTracker):
     @property
     def problems(self) -> list[str]:
         """What the store lacks, in sentences; empty if it has everything."""
+        return [without_secrets(problem, self._opening.address) for problem in self._problems()]
+
+    def _problems(self) -> list[str]:
         missing = self._outbox.missing()
         if self._opened is None:
             error = next((write.error for write in reversed(missing) if write.error), self._away)

@@ -54,6 +54,15 @@ def test_a_password_with_spaces_is_masked_where_the_address_stands_alone():
     assert plain_without_secrets("postgresql://me:two words@host/db") == "postgresql://me:***@host/db"
 
 
+def test_a_message_that_takes_an_address_apart_loses_its_secrets_too():
+    said = 'no bucket "KEY:hid/den%40" nor "KEY:hid/den@"; url /x?sig=SIGN; password hid/den@'
+    assert without_secrets(said, "s3://KEY:hid/den%40@bucket/x?sig=SIGN") == (
+        'no bucket "***" nor "***"; url /x?sig=***; password ***'
+    )
+    assert without_secrets("a:b failed", "https://host/a:b") == "a:b failed"
+    assert without_secrets("nothing of it", "") == "nothing of it"
+
+
 def test_keys_that_are_called_so_hold_secrets():
     plain = {"token": "hidden", "api_key": "hidden", "nested": {"db_password": "hidden"}, "cls_token": 3, "secret": ""}
     masked = {"token": "***", "api_key": "***", "nested": {"db_password": "***"}, "cls_token": 3, "secret": ""}
