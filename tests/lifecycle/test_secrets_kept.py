@@ -78,7 +78,8 @@ def expect_none(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_run_keeps_and_shows_no_secret_and_can_be_resumed_with_another(
-    run: Run, config: dict[str, Any], archive: Callable[[str], str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    run: Run, config: dict[str, Any], archive: Callable[[str], str], tmp_path: Path, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     first = run(config)
     kept = yaml.safe_load((first.directory / "config.yaml").read_text())
@@ -92,6 +93,9 @@ def test_a_run_keeps_and_shows_no_secret_and_can_be_resumed_with_another(
         run(first.directory / "config.yaml", resume=True)
     with pytest.raises(UserError, match=r"tracking\.uri: in 'http://\*\*\*@127.*the secret is masked"):
         run(first.directory / "config.yaml", [f"data.path={config['data']['path']}"], rounds=3, resume=True)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", config["tracking"]["uri"])
+    last = run(first.directory / "config.yaml", [f"data.path={config['data']['path']}"], rounds=3, resume=True)
+    assert last.directory == first.directory
     expect_none(tmp_path / "kept", capfd)
 
 
