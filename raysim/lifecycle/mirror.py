@@ -73,13 +73,15 @@ class Mirror:
         """Copy what has changed.
 
         What is listed before anything is copied refers to what is copied before it: first the history and all else,
-        then the arrays of checkpoints, then their JSON files; what is no longer here is deleted last.
+        then the arrays of checkpoints, then their JSON files; what is no longer here is deleted last, unless something
+        else went meanwhile: there is then always a checkpoint that is complete.
         """
         name = self._folder.name
         if self._place is None:
             self._place = _Place(self._address)
             self._there = {file.removeprefix(f"{name}/") for file in self._place.files(name)}
         here = _files(self._folder)
+        vanished = False
         for file in sorted(here, key=lambda file: (file.startswith(_CHECKPOINTS), file.endswith(".json"), file)):
             if self._sent.get(file) == here[file]:
                 continue
@@ -88,10 +90,12 @@ class Mirror:
             except FileNotFoundError:
                 if (self._folder / file).exists():
                     raise
-                continue  # an old checkpoint, deleted since it was listed
+                vanished = True  # a checkpoint that is old by now
+                continue
             self._sent[file] = here[file]
             self._there.add(file)
-        for file in [file for file in self._there if file.startswith(_CHECKPOINTS) and file not in here]:
+        old = [] if vanished else [file for file in self._there if file.startswith(_CHECKPOINTS) and file not in here]
+        for file in old:
             self._place.delete(f"{name}/{file}")
             self._there.discard(file)
             self._sent.pop(file, None)

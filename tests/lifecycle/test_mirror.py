@@ -68,6 +68,32 @@ def test_only_what_changed_is_copied_and_old_checkpoints_go(
     assert copied.count("r2.json") == 1
 
 
+def test_a_checkpoint_there_stays_until_a_newer_one_is_there(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The second checkpoint is already replaced by a third one when it is to be copied."""
+    there = tmp_path / "there" / run_folder.name
+    assert finished(Mirror(str(tmp_path / "there"), run_folder)) == ""
+    checkpoints = run_folder / "checkpoints"
+    (checkpoints / "r1.json").rename(checkpoints / "r2.json")
+    system = type(fsspec.filesystem("file"))
+    put = system.put_file
+    seen: list[list[str]] = []
+
+    def slow(place: Any, source: str, target: str) -> None:
+        if source.endswith("r2.json"):
+            (checkpoints / "r2.json").rename(checkpoints / "r3.json")
+        seen.append(sorted(path.name for path in (there / "checkpoints").iterdir()))
+        put(place, source, target)
+
+    monkeypatch.setattr(system, "put_file", slow)
+    mirror = Mirror(str(tmp_path / "there"), run_folder)
+    mirror.update()
+    assert finished(mirror) == ""
+    assert all("r1.json" in names for names in seen)
+    assert tree(there) == tree(run_folder)
+
+
 def test_files_that_a_writer_is_not_done_with_stay_at_home(run_folder: Path, tmp_path: Path):
     names = [".lock", ".summary.json.1.tmp", "checkpoints/.tmpx", "checkpoints/round-1.arrays"]
     for name in names:
