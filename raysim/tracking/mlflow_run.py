@@ -91,6 +91,12 @@ def _find_run(client: "MlflowClient", run_id: str) -> "Run | None":
     return run if run.info.lifecycle_stage == "active" else None
 
 
+def _folder_name(experiment: str) -> str:
+    """The name of an experiment as that of a folder: of at most 100 bytes, and never `..`."""
+    plain = re.sub(r"[^\w.-]", "_", experiment).encode()[:100].decode(errors="ignore")
+    return plain if plain.strip(".") else plain.replace(".", "_")
+
+
 def _experiment(client: "MlflowClient", name: str, uri: str) -> str:
     """The id of the experiment, made if there is none; a local store keeps its artifacts beside the sqlite file."""
     from mlflow.exceptions import MlflowException
@@ -98,7 +104,7 @@ def _experiment(client: "MlflowClient", name: str, uri: str) -> str:
     found = client.get_experiment_by_name(name)
     if found is None:
         file = SqliteFile(uri).path
-        folder = (file.parent / "mlartifacts" / re.sub(r"[^\w.-]", "_", name)).as_uri() if file else None
+        folder = (file.parent / "mlartifacts" / _folder_name(name)).as_uri() if file else None
         try:
             return str(client.create_experiment(name, artifact_location=folder))
         except MlflowException:  # another run may have made it at this moment

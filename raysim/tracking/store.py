@@ -1,12 +1,14 @@
 """The parts of tracking that need no MLflow: addresses of stores, the sqlite file, names, requests that wait."""
 
 import contextlib
+import errno
 import functools
 import importlib.metadata
 import json
 import os
 import platform
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -21,8 +23,11 @@ from raysim.core.persistent import persistent_folder
 from raysim.core.plain import PlainMapping
 from raysim.core.secrets import MASK, is_masked, without_secrets
 
+NEW_STORE_BYTES = 2_000_000  # MLflow's tables take half of that, and as much again while they are made
 VALUE_CHARACTERS = 1000  # of a parameter or tag; MLflow's own limits are 6,000 and 8,000
 DATABASES = ("postgresql", "mysql", "mssql")
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # read-only or full, for now
+_AS_EFFECTIVE = os.access in os.supports_effective_ids
 _PASSING = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_FULL", "SQLITE_IOERR")
 
 
@@ -82,7 +87,9 @@ class SqliteFile:
 
     def __init__(self, uri: str) -> None:
         self.path = Path(uri.removeprefix("sqlite:///").split("?")[0]) if uri.startswith("sqlite") else None
-        self._inode = self.path.stat().st_ino if self.path and self.path.exists() else None
+        self._inode: int | None = None
+        with contextlib.suppress(OSError):  # no such file, or a path that can be none, which `check` will say
+            self._inode = self.path.stat().st_ino if self.path else None
 
     @contextlib.contextmanager
     def alone(self, wait_s: float) -> Iterator[None]:
@@ -118,13 +125,28 @@ class SqliteFile:
         if self.path is None:
             return
         if self._inode is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            folder = self.path.parent
+            folder.mkdir(parents=True, exist_ok=True)
+            if not self.path.exists() and not os.access(folder, os.W_OK, effective_ids=_AS_EFFECTIVE):
+                raise PermissionError(errno.EACCES, "the folder cannot be written to", str(folder))
             self._lock(self.path, "rwc", wait_s)
             self._inode = self.path.stat().st_ino
             return
         if not self.path.exists() or self.path.stat().st_ino != self._inode:
             raise FileNotFoundError(f"{self.path} was removed or replaced during the run")
         self._lock(self.path, "rw", wait_s)
+
+    def check_room(self) -> None:
+        """Raise OSError where the disk has no room for the tables of a new store.
+
+        On a full disk, MLflow would make some of them, and later fail on those, even when there is room.
+        """
+        if self.path is None or (self.path.exists() and self.path.stat().st_size):
+            return
+        free = shutil.disk_usage(self.path.parent).free
+        if free < NEW_STORE_BYTES:
+            told = f"{os.strerror(errno.ENOSPC)}, {free:,} bytes are free and a new store takes {NEW_STORE_BYTES:,}"
+            raise OSError(errno.ENOSPC, told, str(self.path.parent))
 
     def is_away(self, error: Exception) -> bool:
         """Whether the store exists but is locked, read-only, full or out of reach, so that it may work again later.
@@ -136,7 +158,7 @@ class SqliteFile:
             unreadable = name == "SQLITE_CANTOPEN" and self.path is not None and self.path.is_file()
             return unreadable or name.startswith(_PASSING)
         if isinstance(error, OSError | ImportError):
-            return isinstance(error, TimeoutError)
+            return isinstance(error, TimeoutError) or (isinstance(error, OSError) and error.errno in _DISK)
         code = getattr(error, "error_code", "")  # of MLflow; a database server's errors have none
         passing = code in ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE") or type(error).__name__ == "OperationalError"
         return passing and "schema" not in str(error)
@@ -273,5 +295,9 @@ def short(text: str) -> str:
 
 def one_line(error: Exception) -> str:
     """The cause of a database error, without its SQL and without secrets, on one line."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
     cause = re.split(r"\n?\[SQL|\n\(Background", str(error))[0]
+    if re.search(r"table \w+ already exists", cause):
+        return "it was left half-made, as by a disk that was full; delete the file, if no other run is in it"
     return without_secrets(" ".join(cause.split()))[:300].rstrip(" .") or type(error).__name__

@@ -139,6 +139,7 @@ class Tracker(NullTracker):
         if self._found is None:
             self._store.check(wait_s)
             with self._store.alone(alone_s), warnings.catch_warnings():
+                self._store.check_room()
                 warnings.simplefilter("ignore")  # making a store warns about MLflow's own tables
                 self._found = self._opening.find_run()
             wanted = self._opening.resume_run_id

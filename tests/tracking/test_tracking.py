@@ -583,3 +583,53 @@ def test_waiting_for_another_run_that_opens_the_store_has_a_limit(tmp_path):
         raise AssertionError("two runs were alone at once")
     with store.alone(wait_s=0):
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_in_a_folder_that_is_read_only_is_done_without_and_named(tmp_path, as_nobody):
+    drop, regain = as_nobody
+    shared = Path("/tmp") / f"raysim-test-folder-{os.getpid()}"
+    shared.mkdir()
+    try:
+        shared.chmod(0o555)
+        drop()
+        without = Tracker.start(f"sqlite:///{shared}/mlflow.db", "exp", "name", {}, {}, None, tmp_path)
+        without.log_round(1, {"accuracy": 0.1})
+        regain()
+        (problem,) = without.problems
+        assert f"cannot be used for now ({shared}: the folder cannot be written to); it has nothing of" in problem
+        shared.chmod(0o755)
+        without.log_round(2, {"accuracy": 0.2})
+        without.finish("FINISHED")
+        assert without.problems == [] and steps(without, "accuracy") == [1, 2]
+    finally:
+        regain()
+        shutil.rmtree(shared)
+
+
+def test_a_new_store_on_a_full_disk_is_not_begun_and_named_by_its_cause(tmp_path, monkeypatch):
+    """Half of its tables would be of no use later; with room, the store is made and gets everything."""
+    free = shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking_store.shutil, "disk_usage", lambda _: free._replace(free=700_000))
+        tracker = Tracker.start(f"sqlite:///{tmp_path}/mlflow.db", "exp", "name", {}, {}, None, tmp_path)
+        tracker.log_round(1, {"accuracy": 0.1})
+        (problem,) = tracker.problems
+        assert "No space left on device, 700,000 bytes are free and a new store takes 2,000,000" in problem
+    tracker.log_round(2, {"accuracy": 0.2})
+    tracker.finish("FINISHED")
+    assert tracker.problems == [] and steps(tracker, "accuracy") == [1, 2]
+
+
+def test_a_store_that_was_left_half_made_is_named_as_that():
+    error = sqlite3.OperationalError("table spans already exists")
+    assert "left half-made, as by a disk that was full; delete the file" in tracking_store.one_line(error)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "...", "a/../b", "ä" * 250])
+def test_the_artifacts_of_any_experiment_stay_in_their_folder(start, tmp_path, name):
+    tracker = start(experiment=name)
+    tracker.log_artifact(Path(__file__))
+    assert tracker.problems == []
+    (folder,) = (tmp_path / "mlartifacts").iterdir()
+    assert folder.name.strip(".") and len(folder.name.encode()) <= 100
+    assert run_of(tracker).info.artifact_uri.startswith(folder.as_uri())
