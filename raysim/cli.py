@@ -1,6 +1,7 @@
 """The command line: commands, arguments, exit codes; no logic."""
 
 import contextlib
+import errno
 import shutil
 import sys
 from pathlib import Path
@@ -30,6 +31,13 @@ def _as_override(_: click.Context, __: click.Parameter, address: str | None) -> 
     return () if address is None else (f"resources.address={address}",)
 
 
+def _joined(_: click.Context, __: click.Parameter, overrides: tuple[str, ...]) -> tuple[str, ...]:
+    from raysim.config.yaml_io import joined
+
+    return tuple(joined(overrides))
+
+
+_overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", callback=_joined)
 _address = click.option(
     "--address", metavar="HOST:PORT", callback=_as_override, help="A running Ray cluster: auto, or its address."
 )
@@ -37,7 +45,7 @@ _address = click.option(
 
 @commands.command()
 @click.argument("config", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@_overrides
 @click.option("--resume", is_flag=True, help="Go on with the newest run of this configuration, where it stopped.")
 @click.option("--accept-changes", is_flag=True, help="Resume although code or versions have changed since.")
 @_address
@@ -58,7 +66,7 @@ def run(
 
 @commands.command()
 @click.argument("config", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@_overrides
 def pretrain(config: str, overrides: tuple[str, ...]) -> None:
     """Train a class-conditional diffusion model that `run` can make synthetic images with.
 
@@ -71,7 +79,7 @@ def pretrain(config: str, overrides: tuple[str, ...]) -> None:
 
 @commands.command()
 @click.argument("config", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@_overrides
 @click.option("--policies", metavar="NAME,...", help="Policies to compare; by default every built-in one.")
 @click.option("--betas", metavar="BETA,...", help="Budgets of FedEAS to tabulate, such as 4,8,12,16.")
 @click.option("--seeds", metavar="0-29", help="Also show how the totals vary over the partitions of these seeds.")
@@ -110,7 +118,7 @@ def plan(
 
 @commands.command()
 @click.argument("file", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@_overrides
 @_address
 def sweep(file: str, overrides: tuple[str, ...], address: tuple[str, ...]) -> None:
     """Run every combination of a grid on one Ray, and tabulate mean and standard deviation over seeds.
@@ -141,7 +149,7 @@ def report(folder: str, against: str | None) -> None:
 
 @commands.command()
 @click.argument("config", type=click.Path(), required=False)
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@_overrides
 @_address
 def doctor(config: str | None, overrides: tuple[str, ...], address: tuple[str, ...]) -> None:
     """Show what this machine or cluster has, what would run where, and what is wrong, in one screen.
@@ -238,6 +246,13 @@ def _say_how_keys_are_set(error: click.NoSuchOption) -> None:
     _say(f"keys are set without dashes: {key or word.replace('-', '_')}={value or 'VALUE'}")
 
 
+def _told(error: RunError | OSError) -> str:
+    """The message of an error; of one of the system's, the file and the cause, and what helps where a disk is full."""
+    if not isinstance(error, OSError) or not error.filename:
+        return str(error)
+    return f"{error.filename}: {error.strerror}{'; free space there' if error.errno == errno.ENOSPC else ''}"
+
+
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal may be gone
         click.echo(without_secrets(text), err=True)
@@ -259,7 +274,7 @@ def main() -> NoReturn:
         _say(f"error: {error}")
         sys.exit(2)
     except (RunError, OSError) as error:  # OSError: a disk that is full, a folder that went away
-        _say(f"error: {error}")
+        _say(f"error: {_told(error)}")
         # On an interrupt click writes a new line first, which a terminal that is gone refuses.
         sys.exit(130 if isinstance(error.__context__, KeyboardInterrupt) else 1)
     except (KeyboardInterrupt, click.Abort) as stop:

@@ -1,6 +1,6 @@
 """From YAML, overrides and mappings to a checked configuration, or to one message with everything that is wrong."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from raysim.core.plain import Plain, PlainDict, PlainMapping
 from raysim.core.secrets import is_masked
 from raysim.core.validation import closest, problems_of, show
 
+MOST_NAME = 250  # characters of an experiment's name
 SORTS = {
     "data": "a data set", "partition": "a partition", "allocation": "an allocation policy", "generator": "a generator",
     "model": "a network", "local": "a local algorithm", "aggregation": "an aggregation rule",
@@ -258,6 +259,12 @@ def _cross_checks(config: Config) -> list[str]:
                 f"output.{key} = {show(folder)}: a text names a folder; write null for no {key}, or a path such as "
                 "./none for a folder of this name"
             )
+    name = config.tracking.experiment
+    if not name.strip() or len(name) > MOST_NAME or not name.isprintable():
+        found.append(
+            f"tracking.experiment = {show(name)}: give a name of 1 to {MOST_NAME} characters (this has {len(name)}), "
+            "none of them a control character"
+        )
     clients, per_round = config.partition.params.get("clients"), config.clients_per_round
     if isinstance(clients, int) and isinstance(per_round, int) and per_round > clients:
         there = f"there are only {clients} clients (partition.clients); use at most {clients}"
@@ -280,17 +287,36 @@ def _masked_values(plain: PlainMapping, prefix: str = "") -> list[str]:
     return found
 
 
+def foreign_code(plain: PlainMapping, overrides: Iterable[str] = ()) -> list[str]:
+    """The plug-ins `module:attribute` that a configuration file names, as `key = name`; nothing is imported.
+
+    plain: the content of the file, unchecked.  overrides: what they set themselves is left out.
+    """
+    typed = {text.partition("=")[0].strip() for text in overrides}
+    found = []
+    for section in PLUGIN_SECTIONS:
+        given = plain.get(section)
+        name = given.get("name") if isinstance(given, Mapping) else None
+        if isinstance(name, str) and ":" in name and f"{section}.name" not in typed:
+            found.append(f"{section}.name = {name}")
+    return found
+
+
 def load_config(
     source: str | Path | PlainMapping, overrides: Iterable[str] = (), sections: Sequence[str] = PLUGIN_SECTIONS,
-    changes: PlainMapping | None = None,
+    changes: PlainMapping | None = None, say: Callable[[str], object] = lambda _: None,
 ) -> Config:
     """A checked configuration from a YAML file or a mapping, with dotted overrides such as `allocation.beta=8`.
 
     changes: values of top-level keys; a mapping sets the keys of its section that it names, and the others stay.
+    say: told of code that the file names, before it runs.
     Raises ConfigError that lists every problem, each with its key, its value, what is accepted and the nearest name.
     """
     plain = plain_copy(source) if isinstance(source, Mapping) else read_yaml(source)
     check_command(plain, "raysim run", None if isinstance(source, Mapping) else source)
+    overrides = list(overrides) if not isinstance(overrides, str) else overrides
+    if not isinstance(source, Mapping) and (code := foreign_code(plain, overrides)):
+        say(f"note: {source} names code of its own, which runs with your rights: {', '.join(code)}")
     notes = apply_overrides(plain, overrides, changes)
     where = "the configuration" if isinstance(source, Mapping) else str(source)
     config = build(plain, f"{where} with the overrides given" if overrides or changes else where, sections)

@@ -150,7 +150,12 @@ def read_yaml(path: str | Path) -> PlainDict:
     if not isinstance(path, str | os.PathLike):
         raise ConfigError([f"{path!r} is no configuration; give the path of a YAML file, or a mapping"])
     file = Path(path).expanduser()
-    if not file.exists() or file.is_dir():
+    try:
+        is_there = file.exists()
+    except OSError as error:  # a name of 300 characters
+        problem = f"{show(str(path))} cannot be read: {error.strerror}"
+        raise ConfigError([problem], "the path of the configuration") from error
+    if not is_there or file.is_dir():
         what = "is a folder" if file.is_dir() else "does not exist"
         close = _meant(file)
         remedy = f"did you mean {close!r}?" if close else "give the path of a YAML file"
@@ -225,6 +230,28 @@ def _as_plain(value: Any) -> Plain:  # Any: whatever a caller put there
     if callable(getattr(value, "tolist", None)):
         return value.tolist()
     raise ConfigError([f"a value of type {type(value).__name__} ({value!r}) cannot be kept; use text, numbers, lists"])
+
+
+def joined(overrides: Iterable[str]) -> list[str]:
+    """Put together overrides that a shell has split at the spaces inside their brackets, as that of `ray submit` does.
+
+    What stays open to the end is left as it is, to be reported.
+    """
+    left, found = list(overrides), []
+    while left:
+        parts = next((n for n in range(1, len(left) + 1) if not _is_open(" ".join(left[:n]))), 1)
+        found.append(" ".join(left[:parts]))
+        del left[:parts]
+    return found
+
+
+def _is_open(text: str) -> bool:
+    """Whether the value of an override begins with a bracket and is not YAML so far."""
+    value = text.partition("=")[2].lstrip()
+    try:
+        return value.startswith(("{", "[")) and parse_yaml(value, "") is None
+    except ConfigError:
+        return True
 
 
 def parse_overrides(overrides: Iterable[str]) -> list[tuple[list[str], Plain]]:

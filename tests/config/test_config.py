@@ -504,3 +504,24 @@ def test_a_plugin_whose_key_is_one_of_its_section_is_refused():
     [problem] = problems(BASE, [f"allocation.name={__name__}:clashing"])
     assert "its key 'name' is one that `allocation` has for every plug-in" in problem
     assert "give the parameter another name" in problem
+
+
+@pytest.mark.parametrize("name", ["a\nb", "x" * 251, " ", "bell\x07"])
+def test_an_experiment_that_no_store_could_name_is_refused(name):
+    with pytest.raises(ConfigError, match=r"tracking\.experiment = .*: give a name of 1 to 250 characters"):
+        load_config({"data": {"name": "digits"}, "rounds": 1, "tracking": {"experiment": name}})
+
+
+def test_code_that_a_file_names_is_told_before_it_is_imported(tmp_path, monkeypatch):
+    """Not that of an override, which the user has typed, nor that of a mapping, which a program gives."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "theirs.py").write_text("from raysim.models.architectures import cnn as net\n")
+    file = tmp_path / "job.yaml"
+    file.write_text("data: {name: digits}\nrounds: 1\nmodel: {name: 'theirs:net'}\n")
+    told: list[tuple[str, bool]] = []
+    load_config(file, say=lambda text: told.append((text, "theirs" in sys.modules)))
+    said = f"note: {file} names code of its own, which runs with your rights: model.name = theirs:net"
+    assert told == [(said, False)]
+    load_config(file, ["model.name=cnn"], say=told.append)
+    load_config({"data": {"name": "digits"}, "rounds": 1, "model": {"name": "theirs:net"}}, say=told.append)
+    assert len(told) == 1

@@ -3,7 +3,7 @@
 import pytest
 
 from raysim.config.load import load_config
-from raysim.config.yaml_io import MOST_BYTES, MOST_DEPTH, parse_yaml, plain_copy, read_yaml
+from raysim.config.yaml_io import MOST_BYTES, MOST_DEPTH, joined, parse_yaml, plain_copy, read_yaml
 from raysim.core.errors import ConfigError
 
 YAML = "data: {name: digits}\nrounds: 3\n"
@@ -173,3 +173,25 @@ def test_a_file_for_another_command_names_that_command(tmp_path, monkeypatch, co
         load_config("x.yaml")
     [problem] = caught.value.problems
     assert command in problem
+
+
+@pytest.mark.parametrize(
+    ("texts", "whole"),
+    [
+        (["a=1", "p.noisy={fraction:", "0.3,", "rate:", "0.4}", "b=[1,", "2]"],
+         ["a=1", "p.noisy={fraction: 0.3, rate: 0.4}", "b=[1, 2]"]),
+        (["a={x: 1}", "b=[]"], ["a={x: 1}", "b=[]"]),
+        (['a=["{"]', "b=2"], ['a=["{"]', "b=2"]),
+        (["a={x", "b=2"], ["a={x", "b=2"]),
+        (["a=text {", "b=2"], ["a=text {", "b=2"]),
+        ([], []),
+    ],
+)  # fmt: skip
+def test_what_a_shell_has_split_inside_brackets_is_put_together_again(texts, whole):
+    """As `ray submit` lets the remote shell do with `p.noisy={fraction: 0.3, rate: 0.4}`, quoted or not."""
+    assert joined(texts) == whole
+
+
+def test_a_path_of_300_characters_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"aaa.* cannot be read: File name too long"):
+        read_yaml("a" * 300 + ".yaml")

@@ -3,11 +3,11 @@
 import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from raysim.config.load import apply_overrides, check_command, load_config
+from raysim.config.load import apply_overrides, check_command, foreign_code, load_config
 from raysim.config.schema import PLUGIN_SECTIONS, SECTIONS, Config
 from raysim.config.yaml_io import parse_overrides, plain_copy, read_yaml
 from raysim.core.errors import ConfigError
@@ -16,6 +16,7 @@ from raysim.core.secrets import plain_without_secrets, without_secrets
 from raysim.core.validation import nearest, show
 
 METHOD = "method"
+_Axes = dict[str, list[tuple[str, list[str]]]]  # (label, overrides) of each value, by axis
 _KEYS = ("base", "grid", "target_accuracy")
 
 
@@ -52,9 +53,12 @@ class Grid:
     notes: list[str]
 
 
-def read_sweep(path: str | Path, overrides: Iterable[str] = ()) -> Grid:
+def read_sweep(
+    path: str | Path, overrides: Iterable[str] = (), say: Callable[[str], object] = lambda _: None
+) -> Grid:
     """Read every combination of a sweep file, and check each configuration.
 
+    say: told of code that the file names, before it runs.
     overrides: dotted keys that change the base (`rounds=2`), one axis (`grid.seed=[0]`) or `target_accuracy`.
     Raises ConfigError that lists every problem of all cells, each with the cells that have it.
     """
@@ -69,8 +73,8 @@ def read_sweep(path: str | Path, overrides: Iterable[str] = ()) -> Grid:
     if clash:
         problems = [f"override {t!r}: the grid sets this key; change grid.{t.partition('=')[0]}" for t in clash]
         raise ConfigError(problems, "the command line")
-    base, notes = _base(plain["base"], Path(path), texts)
     axes = {axis: _choices(axis, values) for axis, values in plain["grid"].items()}
+    base, notes = _base(plain["base"], Path(path), texts, axes, say)
     cells, found = _cells(base, axes, str(path))
     # The sweep names an experiment even where no MLflow run is asked for; only a name that the user wrote is reported.
     own = f"tracking.experiment = {show(Path(path).stem)} has no effect"
@@ -152,10 +156,17 @@ def _short(keys: PlainMapping) -> str:
     return " ".join([*([str(keys["name"])] if "name" in keys else []), *([show(others)] if others else [])])
 
 
-def _base(base: str | PlainDict, file: Path, overrides: list[str]) -> tuple[PlainDict, list[str]]:
+def _base(
+    base: str | PlainDict, file: Path, overrides: list[str], axes: _Axes, say: Callable[[str], object]
+) -> tuple[PlainDict, list[str]]:
     """The base with the overrides of the command line; its MLflow experiment is that of the sweep."""
     path = file.expanduser().parent / base if isinstance(base, str) else None
     plain = read_yaml(path) if path is not None else plain_copy(base)  # type: ignore[arg-type]
+    code = foreign_code(plain, overrides)
+    set_there = (text.partition("=") for choices in axes.values() for _, texts in choices for text in texts)
+    code += [f"{key} = {json.loads(name)}" for key, _, name in set_there if key.endswith(".name") and ":" in name]
+    if code:
+        say(f"note: {file} names code of its own, which runs with your rights: {', '.join(dict.fromkeys(code))}")
     tracking = plain.setdefault("tracking", {})
     if isinstance(tracking, dict) and (path is not None or "experiment" not in tracking):
         tracking["experiment"] = file.stem
@@ -163,7 +174,7 @@ def _base(base: str | PlainDict, file: Path, overrides: list[str]) -> tuple[Plai
 
 
 def _cells(
-    base: PlainDict, axes: dict[str, list[tuple[str, list[str]]]], source: str
+    base: PlainDict, axes: _Axes, source: str
 ) -> tuple[list[Cell], list[str]]:
     """(every combination in the order of the file, notes); ConfigError with the problems of all of them."""
     cells: list[Cell] = []
