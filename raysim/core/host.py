@@ -1,11 +1,20 @@
-"""The memory of this machine, and whether it has a GPU."""
+"""The memory of this machine, private and shared, and whether it has a GPU."""
 
 import os
+import shutil
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
 
 
 def physical_bytes() -> int:
     """The memory of the whole machine in bytes, even where a container allows less."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def shared_memory_free_bytes() -> int | None:
+    """The free bytes of /dev/shm, where Ray keeps its objects; None where there is none, as on macOS."""
+    return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None
 
 
 def has_gpu() -> bool:

@@ -4,14 +4,13 @@ import os
 import shutil
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.config.schema import Resources
-from raysim.core.host import physical_bytes
+from raysim.core.host import physical_bytes, shared_memory_free_bytes
 from raysim.core.plain import PlainMapping
 from raysim.engine.calls import Ref
 from raysim.engine.cluster import alive_nodes, survey
@@ -91,9 +90,8 @@ def _look(node: Node, store: int) -> Machine:
     import torch
 
     disk = shutil.disk_usage("/tmp")
-    shm = Path("/dev/shm")
     return Machine(
         node, socket.gethostname(), tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())),
         tuple(installed().items()), physical_bytes(),
-        shutil.disk_usage(shm).free if shm.exists() else 0, disk.free, disk.total, store,
+        shared_memory_free_bytes() or 0, disk.free, disk.total, store,
     )

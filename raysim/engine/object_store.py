@@ -3,15 +3,24 @@
 from typing import Any, TypeVar
 
 import ray
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
+from raysim.core.errors import RunError
 from raysim.engine.calls import Ref
+from raysim.engine.failures import first_line, with_remedy
 
 T = TypeVar("T")
 
 
 def put(value: object) -> Ref:
-    """Put a value into the object store, where every worker can read it as shared memory; returns its reference."""
-    return ray.put(value)
+    """Put a value into the object store, where every worker can read it as shared memory; returns its reference.
+
+    Raises RunError where neither the store nor the disk that it spills to has room.
+    """
+    try:
+        return ray.put(value)
+    except (ObjectStoreFullError, OutOfDiskError) as error:
+        raise RunError(with_remedy(f"{type(error).__name__}: {first_line(error)}")) from error
 
 
 def put_shared(value: T) -> tuple[Ref, T]:

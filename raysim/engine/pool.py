@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
 from raysim.config.schema import Resources
 from raysim.core.errors import RunError
@@ -261,7 +261,7 @@ class Pool:
             member = waiting[ref]
             try:
                 outcome = member.chunks[0].outcome() if member.ready else ray.get(ref)
-            except RayActorError as error:
+            except (RayActorError, OutOfMemoryError) as error:
                 outcome = self._replace(member, death(error))
             except ObjectLostError as error:  # done, but the answer was lost with its node
                 outcome = self._replace(member, f"its answer was lost ({first_line(error)})")

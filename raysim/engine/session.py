@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -16,6 +17,7 @@ import ray
 
 from raysim.config.schema import Resources
 from raysim.core.errors import RunError, UserError
+from raysim.core.host import physical_bytes
 from raysim.core.locks import FolderLock, Held
 from raysim.core.plain import PlainMapping
 from raysim.core.signals import Interrupted
@@ -27,6 +29,8 @@ from raysim.engine.pool import Pool
 from raysim.engine.ray_private import lean_environment, lean_ray, own_token
 
 START_ATTEMPTS = 2
+PROCESS_ADDRESS_BYTES = 5_000_000_000  # of a process of Ray beside the object store; few of them are ever touched
+STORE_SHARE = 0.3  # of the memory, which Ray gives to the object store by default
 _PARENT = Path("/tmp")  # short, because the paths of sockets have a limit
 _PREFIX = "raysim-"
 _LOOPBACK = ("127.", "[::1]")
@@ -104,7 +108,21 @@ def placement_before_start(resources: Resources) -> Placement | None:
         )
     if not starts_here(resources):
         return None
+    _check_address_space(resources)
     return place_here(resources)
+
+
+def _check_address_space(resources: Resources) -> None:
+    """Raise UserError where `ulimit -v` leaves Ray's processes too little address space, of which they die silently."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    store = resources.object_store_bytes or int(STORE_SHARE * physical_bytes())
+    needed = store + PROCESS_ADDRESS_BYTES
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        raise UserError(
+            f"`ulimit -v` allows a process {limit / 1e9:.1f} GB of addresses, and those of Ray need {needed / 1e9:.1f} "
+            f"GB, {store / 1e9:.1f} GB of them for the object store: use `ulimit -v unlimited`, or a smaller "
+            "resources.object_store_bytes"
+        )
 
 
 class Session:
