@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from full_disk import Disk
+
     from raysim import Result
     from raysim.engine.session import Session
 
@@ -62,6 +64,21 @@ def run(session: "Session") -> "Callable[..., Result]":
     import raysim
 
     return partial(raysim.run, session=session)
+
+
+@pytest.fixture
+def disk(any_disk: "Disk") -> "Iterator[Disk]":
+    """A disk that a test can make full; it has room again afterwards."""
+    yield any_disk
+    any_disk.emptied()
+
+
+@pytest.fixture(scope="session")
+def any_disk() -> "Disk":
+    """The one that all tests share, since Python never takes its hook away again."""
+    from full_disk import Disk
+
+    return Disk()
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from raysim.config.markers import chosen, dotted, walk, without_effect
 from raysim.config.registry import check_name, check_parameters, resolve
 from raysim.config.yaml_io import read_yaml
 from raysim.core import rng
-from raysim.core.errors import ConfigError, UserError
-from raysim.core.files import write_atomic
+from raysim.core.errors import ConfigError, DiskError, UserError
+from raysim.core.files import cannot_write, write_atomic, write_file
 from raysim.core.locks import FolderLock
 from raysim.core.plain import PlainDict
 from raysim.core.records import ByteArray, Dataset, IntArray
@@ -65,19 +65,24 @@ def _own(folder: Path) -> FolderLock:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"output: {folder} cannot be made ({error.strerror}); name a folder that can") from error
+        told = f"output: {folder} cannot be made ({error.strerror})"
+        raise UserError(f"{told}; free space there, or name another folder") from error
     return FolderLock(folder)
 
 
 def _to_the_end(config: PretrainConfig, dataset: Dataset, display: Display, signals: Signals) -> None:
-    """Train and measure, and record in MLflow how that ended."""
+    """Train and measure, and record in MLflow how that ended.  Raises DiskError where the disk refuses a file."""
     folder = Path(config.output).expanduser()
     tracker = _tracker(config, folder)
     status: Status = "FAILED"
     try:
         _train(config, dataset, display, tracker, signals)
         if is_finished(folder, config) and config.sampling.images:
-            _measure(config, dataset, display, tracker)
+            try:
+                _measure(config, dataset, display, tracker)
+            except OSError as error:
+                told = cannot_write(Path(error.filename or folder), error, "output")
+                raise DiskError(f"{told}; the same command then measures the finished weights again") from error
         status = "FINISHED"
     except KeyboardInterrupt:
         status = "KILLED"
@@ -116,13 +121,17 @@ def _tracker(config: PretrainConfig, folder: Path) -> NullTracker:
     """The MLflow run of this folder, the same one when a training is resumed."""
     path = folder / RUN
     tracking = config.tracking
-    before = read_json(path, "output").get("mlflow_run_id") if path.is_file() else None
+    before = str(read_json(path, "output").get("mlflow_run_id") or "") if path.is_file() else None
     tracker = Tracker.start(
         tracking.uri, tracking.experiment, folder.name, config.model_dump(mode="json"), {"kind": "pretrain"},
         before or None, folder,
     )
     if tracker.run_id:
-        write_atomic(path, json.dumps({"mlflow_run_id": tracker.run_id}).encode())
+        try:
+            write_file(path, json.dumps({"mlflow_run_id": tracker.run_id}).encode(), "output")
+        except DiskError as error:
+            tracker.finish("FAILED", str(error))
+            raise
     return tracker
 
 
@@ -142,7 +151,10 @@ def _train(config: PretrainConfig, dataset: Dataset, display: Display, tracker: 
 
     can_show = dataset.channels in (1, 3)
     signals.ending = True  # signals are only noted from here on, so that every step is completed
-    train(config, dataset, show, preview if can_show else None, should_stop=lambda: bool(signals.names))
+    train(
+        config, dataset, show, preview if can_show else None, should_stop=lambda: bool(signals.names),
+        on_problem=lambda problem: display.line(f"warning: {problem}"),
+    )
     signals.ending = False
     if signals.names:
         display.line(f"stopped and saved in {config.output}; the same command goes on from there")

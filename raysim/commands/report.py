@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raysim.commands.sweep import table as sweep_table
-from raysim.core.errors import UserError
-from raysim.core.files import write_atomic
+from raysim.core.errors import DiskError, UserError
+from raysim.core.files import disk_errors, write_file
 from raysim.core.plain import PlainDict
 from raysim.core.validation import nearest
-from raysim.lifecycle.directory import RunDirectory
+from raysim.lifecycle.directory import SUMMARY, RunDirectory, readable
 from raysim.ui import plots
 from raysim.ui.display import Display
 
@@ -37,54 +37,64 @@ def report(path: str | Path, against: str | None = None) -> list[Path]:
             raise UserError(f"{path}: not the folder of a run or a sweep; they lie in output.dir, `runs` by default")
         if against is not None:
             raise UserError(f"--against = {against}: only the runs of a sweep can be compared; {path} is one run")
-        if not (folder / "summary.json").is_file():
+        run = RunDirectory(folder)
+        summary = run.summary()
+        if summary is None:
             raise UserError(f"{path}: this run has not finished{_why_not(folder)}; `--resume` goes on with it")
-        with _readable(folder / "summary.json"):
-            display.summary(RunDirectory(folder).read_json("summary.json"))
+        with readable(folder / SUMMARY):
+            display.summary(summary)
+        if problem := run.model_problem(summary):
+            display.line(f"warning: {problem}")
         return sorted((folder / "figures").glob("*.png"))
 
 
 def _why_not(folder: Path) -> str:
     """The text, for a message, of how a run ended; empty if that is not known."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         status = RunDirectory(folder).read_json("status.json")
         return f" ({status['status']}{': ' if status['message'] else ''}{status['message']})"
     return ""
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """A context in which errors from a file that is damaged, or was changed by hand, become a UserError."""
+def _warned(display: Display) -> Iterator[None]:
+    """A context in which a file that cannot be written costs that file alone: the report itself is on the terminal."""
     try:
         yield
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged or was changed: {' '.join(str(error).split())}") from error
+    except DiskError as error:
+        display.line(f"warning: {error}")
 
 
 def _sweep(folder: Path, against: str | None, display: Display) -> list[Path]:
     import pandas as pd
 
-    with _readable(folder / "runs.csv"):
+    with readable(folder / "runs.csv"):
         runs = pd.read_csv(folder / "runs.csv", dtype={"group": str})
         runs[list(METRICS)] = runs[list(METRICS)].astype(float)
         finished = runs[runs["status"] == "FINISHED"]
+        finished[["group", "seed", "run_directory"]]
     if finished.empty:
-        raise UserError(f"{folder}: no run of this sweep has finished; `raysim sweep` goes on with it")
+        raise UserError(f"{folder / 'runs.csv'}: no run of this sweep has finished; `raysim sweep` goes on with it")
     axis, label = _reference(finished, against)
-    display.line((folder / "table.txt").read_text(encoding="utf-8"))
+    with readable(folder / "table.txt"):
+        display.line((folder / "table.txt").read_text(encoding="utf-8"))
     asked = folder / "sweep.json"
-    with _readable(asked):
+    with readable(asked):
         left = json.loads(asked.read_text(encoding="utf-8"))["runs"] - len(finished) if asked.is_file() else 0
     if left:
         display.line(f"note: {left} of {left + len(finished)} runs have not finished; `raysim sweep` goes on with them")
     if axis is not None:
         table = paired_differences(finished, axis, label)
-        write_atomic(folder / "paired.csv", table.to_csv(index=False).encode())
         display.line(_text(table, label))
+        with _warned(display):
+            write_file(folder / "paired.csv", table.to_csv(index=False).encode())
     curves, missing = _curves(finished, axis, folder.parent)
     if missing:
         display.line(f"note: no curves of {missing} runs, whose metrics.parquet is not in {folder.parent} any more")
-    return [plots.accuracy_curves(curves, folder / "figures" / "accuracy.png")] if curves else []
+    path = folder / "figures" / "accuracy.png"
+    with _warned(display), disk_errors(path):
+        return [plots.accuracy_curves(curves, path)] if curves else []
+    return []
 
 
 def _axes(runs: "pd.DataFrame") -> list[str]:
@@ -160,6 +170,6 @@ def _curves(
             continue
         panel = ", ".join(str(entry[other]) for other in others)
         label = str(entry[axis]) if axis is not None else "all runs"
-        metrics = pd.read_parquet(path, columns=["round", "accuracy"]).dropna()
+        metrics = RunDirectory(path.parent).metrics()[["round", "accuracy"]].dropna()
         curves.setdefault(panel, {}).setdefault(label, []).append(metrics)
     return curves, missing

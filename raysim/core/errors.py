@@ -31,6 +31,10 @@ class RunError(Exception):
         super().__init__(without_secrets(message))
 
 
+class DiskError(RunError):
+    """A file could not be written; names the file, the cause and the remedy."""
+
+
 class RayLost(RunError):
     """The Ray that the run was on has died: no later run of this process can use it."""
 

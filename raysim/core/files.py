@@ -1,5 +1,7 @@
 """Files that exist complete or not at all, and cache files with a description and a checksum."""
 
+import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -7,17 +9,38 @@ import os
 import secrets
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from raysim.core.errors import DiskError
 from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import ByteArray
 
 STALE_S = 3600.0  # a temporary file older than this belongs to no living writer
 _HEADER_LIMIT = 65_536
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SHUT = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def cannot_write(path: Path, error: OSError, key: str = "output.dir") -> str:
+    """The message on a file that could not be written: the file, the cause, and the remedy.
+
+    key: the key of the configuration that names another folder.
+    """
+    remedy = "free space there or" if error.errno in _FULL else "make it writable or" if error.errno in _SHUT else ""
+    return f"cannot write {path}: {error.strerror or error}; {f'{remedy} set'.strip()} {key} to another disk"
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path, key: str = "output.dir") -> Iterator[None]:
+    """A context in which a write to `path` that fails raises DiskError, whose message is that of `cannot_write`."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(cannot_write(path, error, key)) from error
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -28,17 +51,29 @@ def write_atomic(path: Path, data: bytes) -> None:
     atomically(path, lambda temporary: temporary.write_bytes(data))
 
 
+def write_file(path: Path, data: bytes, key: str = "output.dir") -> None:
+    """Write a file as `write_atomic` does, but raise DiskError with the message of `cannot_write`."""
+    with disk_errors(path, key):
+        write_atomic(path, data)
+
+
 def atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` with a temporary path beside `path`, force it to the disk, and rename it into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Call `write` with a temporary path beside `path`, force it to the disk, and rename it into place.
+
+    Raises OSError that names `path`, with the old content intact.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        write(temporary)
-        _sync(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(temporary)
+            _sync(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def _sync(path: Path) -> None:

@@ -43,7 +43,10 @@ class FolderLock:
         except BlockingIOError:
             raise Held(f"{folder} is in use by {_holder(self._path)}; wait until that has ended, or stop it") from None
         except OSError as error:
-            raise UserError(f"{folder} cannot be written ({error.strerror})") from error
+            raise UserError(
+                f"cannot write {self._path} ({error.strerror}); free space there or make it writable, or name another "
+                "folder"
+            ) from error
         _HELD.add(self)
         with contextlib.suppress(OSError):  # on a full disk, others are not told who has the lock
             os.truncate(self._file, 0)

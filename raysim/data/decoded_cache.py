@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raysim.core.files import delete, file_bytes, read_checked, read_header, sweep, write_checked
+from raysim.core.files import cannot_write, delete, file_bytes, read_checked, read_header, sweep, write_checked
 from raysim.core.records import ByteArray
 
 FOLDER = "decoded"  # in the folder of the image cache
@@ -60,8 +60,9 @@ class DecodedCache:
             write_checked(path, {"count": len(images), "shape": images.shape[1:]}, np.ascontiguousarray(images))
             sweep(self.folder)
         except OSError as error:
-            what = f"{images.nbytes / 1e6:,.0f} MB of decoded images could not be kept in {self.folder}"
-            self.notes.append(f"{what} ({error.strerror}); the next run decodes them again")
+            told = cannot_write(path, error, "output.cache")
+            what = f"{images.nbytes / 1e6:,.0f} MB of decoded images could not be kept"
+            self.notes.append(f"{what}: {told}; the next run decodes them again")
 
 
 def open_cache(root: str, notes: list[str]) -> DecodedCache | None:

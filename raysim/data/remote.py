@@ -1,5 +1,6 @@
 """Data at a URL (s3://, gs://, https:// and whatever fsspec reads), copied once to the machine of the driver."""
 
+import errno
 import hashlib
 import json
 from pathlib import Path
@@ -40,6 +41,9 @@ def local_copy(url: str) -> Path:
     except ImportError as error:
         raise UserError(f"data.path = {url!r}: {without_secrets(str(error), url)}") from error
     except Exception as error:  # each kind of URL has a library of its own, with errors of its own
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            told = f"{folder} has no room for a copy of it ({error.strerror}); free space there, or copy it yourself"
+            raise UserError(f"data.path = {url!r}: {told}") from error
         cause = "" if str(error) == url else f": {without_secrets(str(error), url) or type(error).__name__}"
         raise UserError(
             f"data.path = {url!r} cannot be read{cause}; check the address, and what this machine may read there"

@@ -31,8 +31,8 @@ def death(error: RayActorError | OutOfMemoryError) -> str:
 
 _REMEDIES = {
     r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED": (
-        "the GPU's memory is full: lower local.batch_size, give each worker a GPU (resources.gpus_per_worker=1), "
-        "or set resources.client_batching=off"
+        "the GPU's memory is full: lower local.batch_size (generator.batch_size for images), give each worker a GPU "
+        "(resources.gpus_per_worker=1), or set resources.client_batching=off"
     ),
     r"ObjectStoreFull|OutOfDisk": (
         "the object store is full, and so is the disk that it spills to: free space in /tmp, ask for fewer images "

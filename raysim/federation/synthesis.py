@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from raysim.config.plugin_source import with_source
 from raysim.config.protocols import ImageGenerator
 from raysim.config.registry import resolve
+from raysim.core.files import cannot_write
 from raysim.core.records import ByteArray, Dataset, IntArray, Synthetic, sha256
 from raysim.engine.messages import Plugin
 from raysim.engine.object_store import get, put
@@ -93,9 +95,11 @@ class _Keeper:
             return cls(keys_M3, images, None)
         try:
             return cls(keys_M3, images, ImageCache.open(root, fingerprint, seed, images.shape[1:]))
-        except (OSError, RuntimeError) as error:  # RuntimeError: a `~` without a home
-            cause = (error.strerror if isinstance(error, OSError) else None) or error
-            return cls(keys_M3, images, None, f"output.cache = {root} cannot be used ({cause}); no image kept")
+        except OSError as error:
+            told = cannot_write(Path(error.filename or root), error, "output.cache")
+            return cls(keys_M3, images, None, f"no image is kept in the cache: {told}")
+        except RuntimeError as error:  # a `~` without a home
+            return cls(keys_M3, images, None, f"output.cache = {root} cannot be used ({error}); no image is kept")
 
     def missing(self) -> IntArray:
         """Rows whose images are not in the cache; the others are filled in."""
@@ -128,9 +132,8 @@ class _Keeper:
             self.cache.add(self.keys_M3[self.unsaved[0]], self.images[self.unsaved[0]])
             self.unsaved, self.problem = [], ""
         except OSError as error:
-            self.problem = (
-                f"{len(self.unsaved[0]):,} images could not be kept in the cache {self.cache.folder}: {error.strerror}"
-            )
+            told = cannot_write(self.cache.folder, error, "output.cache")
+            self.problem = f"{len(self.unsaved[0]):,} images could not be kept: {told}"
         self.saved_at = time.monotonic()
 
     def notes(self) -> list[str]:

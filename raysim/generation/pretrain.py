@@ -8,7 +8,8 @@ from pathlib import Path
 import diffusers
 import torch
 
-from raysim.core.errors import UserError
+from raysim.core.errors import DiskError, UserError
+from raysim.core.files import cannot_write
 from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import Dataset
 from raysim.core.secrets import plain_without_secrets
@@ -27,6 +28,7 @@ def pretrain(
     on_progress: Callable[[PlainDict], None],
     on_preview: Callable[[Path, int], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    on_problem: Callable[[str], object] = lambda _: None,
 ) -> Path:
     """Train a diffusion model on the training split and return the folder of its weights.
 
@@ -36,8 +38,9 @@ def pretrain(
     on_preview gets, every `sampling.every` steps, a weights folder of the present model, and the step; the folder is
     deleted when the training ends.
     should_stop is called before every step; a training that it stops is saved, and goes on from there the next time.
+    on_problem gets a message on each checkpoint or preview that the disk refuses; the training goes on.
     Raises UserError if the folder holds another run or the network cannot take the images, RunError if the training
-    diverges.
+    diverges, DiskError if the disk refuses the last checkpoint or the weights.
     """
     folder = Path(config.output).expanduser()
     if is_finished(folder, config):
@@ -46,7 +49,7 @@ def pretrain(
     trainer.resume(folder / CHECKPOINT)
     start = time.monotonic()
     before_s = trainer.seconds
-    first = trainer.step
+    first = saved = trainer.step
     while trainer.step < config.steps and (trainer.step == first or not _is_time_up(config, start)):
         if should_stop():
             break
@@ -56,24 +59,46 @@ def pretrain(
         if is_checkpoint or trainer.step % config.log_every == 0 or trainer.step == config.steps:
             on_progress(trainer.progress((time.monotonic() - start) / (trainer.step - first)))
         if is_checkpoint:
-            trainer.save(folder / CHECKPOINT)
+            try:
+                saved = _save(trainer, folder / CHECKPOINT, saved)
+            except DiskError as error:
+                on_problem(str(error))
         if on_preview is not None and config.sampling.every and trainer.step % config.sampling.every == 0:
-            start += _preview(trainer, folder / PREVIEW, on_preview)
-    if trainer.step < config.steps:
-        trainer.save(folder / CHECKPOINT)
-    card = {**_card(trainer), ENTRY: record(folder, dataset.train_images)}
-    write_folder(folder, trainer.averaged_unet(), trainer.scheduler, card, _readme(card))
+            start += _preview(trainer, folder / PREVIEW, on_preview, on_problem)
+    if trainer.step > saved:
+        _save(trainer, folder / CHECKPOINT, saved)
+    try:
+        card = {**_card(trainer), ENTRY: record(folder, dataset.train_images)}
+        write_folder(folder, trainer.averaged_unet(), trainer.scheduler, card, _readme(card))
+    except OSError as error:
+        told = cannot_write(Path(error.filename or folder), error, "output")
+        raise DiskError(f"{told}; the same command then goes on from the checkpoint of step {trainer.step}") from error
     if trainer.step == config.steps:
         (folder / CHECKPOINT).unlink(missing_ok=True)
     shutil.rmtree(folder / PREVIEW, ignore_errors=True)
     return folder
 
 
-def _preview(trainer: Trainer, folder: Path, on_preview: Callable[[Path, int], None]) -> float:
+def _save(trainer: Trainer, path: Path, before: int) -> int:
+    """Write the checkpoint and return its step; DiskError where that fails.  before: the step of the newest one."""
+    try:
+        trainer.save(path)
+    except OSError as error:
+        kept = f"the checkpoint of step {before} is intact" if before else "there is no earlier checkpoint"
+        raise DiskError(f"step {trainer.step}: {cannot_write(path, error, 'output')}; {kept}") from error
+    return trainer.step
+
+
+def _preview(
+    trainer: Trainer, folder: Path, on_preview: Callable[[Path, int], None], on_problem: Callable[[str], object]
+) -> float:
     """Pass the present model to `on_preview`; returns the seconds that this took, which do not count as training."""
     began = time.monotonic()
-    write_folder(folder, trainer.averaged_unet(), trainer.scheduler, {"null_class": trainer.null_class}, "")
-    on_preview(folder, trainer.step)
+    try:
+        write_folder(folder, trainer.averaged_unet(), trainer.scheduler, {"null_class": trainer.null_class}, "")
+        on_preview(folder, trainer.step)
+    except OSError as error:
+        on_problem(f"preview of step {trainer.step}: {cannot_write(Path(error.filename or folder), error, 'output')}")
     return time.monotonic() - began
 
 

@@ -182,21 +182,25 @@ class Trainer:
         try:
             with safe_open(path, "pt") as file:
                 metadata = json.loads(file.metadata()["raysim"])
+                step, seconds, made_by = int(metadata["step"]), float(metadata["seconds"]), metadata["config_hash"]
                 saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"output: checkpoint {path} is damaged ({error}); remove it to start again") from None
-        if metadata["config_hash"] != self.config.hash():
+        if made_by != self.config.hash():
             raise UserError(f"output: {path} belongs to another configuration; choose another folder, or remove it")
-        self.step = metadata["step"]
-        self.seconds = metadata["seconds"]
+        self.step = step
+        self.seconds = seconds
         for parameter in self.unet.parameters():
             # AdamW makes its moments at its first step; a resumed run has them before.
             zeros = (torch.zeros_like(parameter.data) for _ in range(2))
             self.optimizer.state[parameter] = {
                 "step": torch.tensor(float(self.step)), **dict(zip(("exp_avg", "exp_avg_sq"), zeros, strict=True))
             }
-        for name, tensor in self._state().items():
-            tensor.copy_(saved[name])
+        try:
+            for name, tensor in self._state().items():
+                tensor.copy_(saved[name])
+        except (KeyError, RuntimeError) as error:
+            raise UserError(f"output: checkpoint {path} is damaged ({error}); remove it to start again") from None
 
 
 def build(config: PretrainConfig, dataset: Dataset) -> Any:  # diffusers has no types

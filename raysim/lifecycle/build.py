@@ -1,6 +1,6 @@
 """Builds the plug-ins of a configuration, and refuses what cannot work together."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -48,11 +48,16 @@ class Components:
     notes: list[str] = field(default_factory=list)
 
 
-def read_config(source: Source, overrides: Iterable[str], keys: PlainMapping) -> Config:
-    """Read the configuration given to `raysim.run`: a YAML file, a mapping or a Config, with changes to its keys."""
+def read_config(
+    source: Source, overrides: Iterable[str], keys: PlainMapping, say: Callable[[str], object] = lambda _: None
+) -> Config:
+    """Read the configuration given to `raysim.run`: a YAML file, a mapping or a Config, with changes to its keys.
+
+    say: told of code that a file names, before it runs.
+    """
     if isinstance(source, Config):
         source = source.resolved()
-    return load_config(source, overrides, changes=keys)
+    return load_config(source, overrides, changes=keys, say=say)
 
 
 @overload

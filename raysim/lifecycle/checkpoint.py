@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.core.errors import RunError
+from raysim.core import files
+from raysim.core.errors import DiskError
 from raysim.core.files import atomically, write_atomic
 from raysim.core.plain import Plain, PlainDict, PlainMapping
 
@@ -24,7 +25,7 @@ FORMAT = 3
 Arrays = dict[str, NDArray[Any]]
 
 
-class CheckpointError(RunError):
+class CheckpointError(DiskError):
     """A checkpoint could not be written, or checkpoints exist and none of them can be read."""
 
 
@@ -67,10 +68,21 @@ def save(directory: Path, round: int, arrays: Mapping[str, NDArray[Any]], meta: 
 
 def cannot_write(directory: Path, round_: int, error: OSError) -> CheckpointError:
     """The error that says which checkpoint the disk refused, and what to do."""
-    return CheckpointError(
-        f"output.dir: cannot write the checkpoint of round {round_} to {directory}: {error.strerror or error}. "
-        "Free space there or set output.dir to another disk; the previous checkpoint is intact."
-    )
+    kept = max((r for r in _list(directory) if r < round_), default=None)
+    left = "there is no earlier one" if kept is None else f"that of round {kept} is intact"
+    path = Path(error.filename or directory)
+    return CheckpointError(f"checkpoint of round {round_}: {files.cannot_write(path, error)}; {left}")
+
+
+def newest(directory: Path) -> int | None:
+    """The round of the newest checkpoint in a folder that says so itself, its arrays unread; None if there is none."""
+    for round_, path in sorted(_list(directory).items(), reverse=True):
+        try:
+            if json.loads(path.read_bytes())["round"] == round_:
+                return round_
+        except (OSError, ValueError, KeyError, TypeError):  # damaged: the one before it is used
+            continue
+    return None
 
 
 def load_latest(directory: Path, damage_of: Callable[[PlainMapping], str] = lambda _: "") -> Checkpoint | None:
@@ -161,7 +173,7 @@ def metas(directory: Path) -> list[PlainDict]:
 def _list(directory: Path) -> dict[int, Path]:
     """The JSON file of each checkpoint, by round."""
     names = {path: re.fullmatch(r"round-(\d+)\.json", path.name) for path in directory.glob("round-*.json")}
-    return {int(match[1]): path for path, match in names.items() if match}
+    return {int(match[1]): path for path, match in names.items() if match and path.is_file()}
 
 
 def _sweep(directory: Path) -> None:

@@ -112,8 +112,8 @@ class ClientFile:
         assert self._path is not None
         digest = self._digest.copy()
         sizes = {}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("ab") as file:
                 file.truncate(self._size)  # a crash may have left more
                 for client, ref in changed.items():
@@ -124,10 +124,10 @@ class ClientFile:
                     sizes[client] = len(record)
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError:
+        except OSError as error:
             with contextlib.suppress(OSError):
                 os.truncate(self._path, self._size)
-            raise
+            raise OSError(error.errno, error.strerror or str(error), str(self._path)) from error
         self._size += sum(sizes.values())
         self._digest = digest
         self._written.update(changed)

@@ -35,6 +35,10 @@ class PhaseClock:
         for phase, seconds in spent.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
+    def rounded(self) -> dict[str, float]:
+        """Seconds by phase, to the millisecond."""
+        return {phase: round(value, 3) for phase, value in self.seconds.items()}
+
     def so_far(self) -> float:
         """Seconds since the run began."""
         return time.monotonic() - self.began

@@ -1,11 +1,15 @@
 """The files of a run: configuration, partition, metrics, checkpoints, model, summary."""
 
+import contextlib
 import hashlib
+import io
 import json
+import re
+import shutil
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +18,8 @@ import yaml
 from numpy.typing import NDArray
 
 from raysim.config.schema import Config
-from raysim.core.errors import UserError
-from raysim.core.files import atomically, write_atomic
+from raysim.core.errors import DiskError, UserError
+from raysim.core.files import write_file
 from raysim.core.persistent import persistent_path
 from raysim.core.plain import PlainDict
 from raysim.core.records import IntArray, Partition
@@ -24,27 +28,64 @@ from raysim.core.secrets import plain_without_secrets
 if TYPE_CHECKING:
     import pandas as pd
 
+IDENTITY = "run.json"
+METRICS = "metrics.parquet"
+MODEL = "model.safetensors"
+SUMMARY = "summary.json"
+_IDENTITY_KINDS: dict[str, type] = {
+    "config_hash": str, "partition_sha256": str, "data": dict, "generator": str, "code": dict, "versions": dict,
+    "device": str, "name": str, "mlflow_run_id": str, "accepted_changes": list, "result_keys": dict,
+}
+
+
+def folder_name(name: str) -> str:
+    """The name of a configuration as the beginning of a folder's: of at most 150 bytes, with few signs."""
+    return re.sub(r"[^\w.,+=@() -]", "_", name).encode()[:150].decode(errors="ignore")
+
+
+@contextlib.contextmanager
+def readable(path: Path, remedy: str = "") -> Iterator[None]:
+    """A context in which errors from a file that is damaged, or was changed by hand, become a UserError.
+
+    remedy: what helps.
+    """
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        what = "is missing" if isinstance(error, FileNotFoundError) else "is damaged or was changed"
+        told = f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
+        raise UserError(f"{path} {what}: {told}{f'; {remedy}' if remedy else ''}") from error
+
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The folder of one run."""
+    """The folder of one run.  Its `write_...` methods raise DiskError where the disk refuses a file."""
 
     path: Path
 
     @classmethod
     def create(cls, config: Config, name: str) -> "RunDirectory":
-        """Make a new folder in `output.dir`, named after the configuration and the time; UserError if it cannot be."""
+        """Make a new folder in `output.dir`, named after the configuration and the time.
+
+        Raises UserError where no folder can be made there, and DiskError where config.yaml cannot be written; then no
+        folder is left.
+        """
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        path = persistent_path(config.output.dir) / f"{name}-{stamp}-{uuid.uuid4().hex[:4]}"
+        path = persistent_path(config.output.dir) / f"{folder_name(name)}-{stamp}-{uuid.uuid4().hex[:4]}"
         try:
-            (path / "figures").mkdir(parents=True)
+            path.mkdir(parents=True)
         except OSError as error:
             raise UserError(
                 f"output.dir = {config.output.dir}: cannot make a folder in {path.parent} ({error.strerror}); name a "
-                "folder that you may write to"
+                "folder that you may write to, or free space there"
             ) from error
-        write_atomic(path / "config.yaml", yaml.safe_dump(config.without_secrets(), sort_keys=False).encode())
-        return cls(path)
+        directory = cls(path)
+        try:
+            directory.write("config.yaml", yaml.safe_dump(config.without_secrets(), sort_keys=False).encode())
+        except DiskError:
+            directory.remove()
+            raise
+        return directory
 
     @property
     def checkpoints(self) -> Path:
@@ -56,21 +97,84 @@ class RunDirectory:
         """The folder of the figures."""
         return self.path / "figures"
 
+    def remove(self) -> None:
+        """Delete the folder of a run that did not begin."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def write(self, name: str, content: bytes) -> Path:
+        """Write a file, complete or not at all; returns its path."""
+        path = self.path / name
+        write_file(path, content)
+        return path
+
     def write_json(self, name: str, content: PlainDict) -> None:
         """Write a JSON file, complete or not at all, with secrets masked."""
-        write_atomic(self.path / name, json.dumps(plain_without_secrets(content), indent=2).encode())
+        self.write(name, json.dumps(plain_without_secrets(content), indent=2).encode())
 
     def write_status(self, status: str, message: str) -> list[str]:
         """Write status.json; returns what went wrong, such as a full disk, which must not hide how the run ended."""
         try:
             self.write_json("status.json", {"status": status, "message": message})
-        except OSError as error:
-            return [f"status.json could not be written: {error}"]
+        except DiskError as error:
+            return [str(error)]
         return []
 
+    def summary(self) -> PlainDict | None:
+        """The content of summary.json of a run that has finished; None for one that has not.
+
+        Raises UserError where it is damaged.
+        """
+        if not (self.path / SUMMARY).exists():
+            return None
+        remedy = "without that file, --resume writes it again from the last checkpoint"
+        with readable(self.path / SUMMARY, remedy):
+            summary = self.read_json(SUMMARY)
+            if not isinstance(summary["rounds"], int) or not isinstance(summary["status"], str):
+                raise TypeError("its `rounds` is no number, or its `status` no text")
+        return summary if summary["status"] == "FINISHED" else None
+
+    def identity(self) -> PlainDict:
+        """The content of run.json; UserError where it is damaged."""
+        with readable(self.path / IDENTITY, "without its folder, this run can be made again"):
+            content = self.read_json(IDENTITY)
+            for name, kind in _IDENTITY_KINDS.items():
+                if not isinstance(content.get(name, kind()), kind):
+                    raise TypeError(f"its `{name}` is {type(content[name]).__name__}, not {kind.__name__}")
+            content["config_hash"]
+        return content
+
+    def metrics(self) -> "pd.DataFrame":
+        """The metrics of a finished run, one row per round; UserError where metrics.parquet is damaged or missing."""
+        import pandas as pd
+
+        remedy = f"without {SUMMARY}, --resume writes both again from the last checkpoint"
+        with readable(self.path / METRICS, remedy):
+            metrics = pd.read_parquet(self.path / METRICS)
+            metrics[["round", "accuracy"]].astype(float)
+        return metrics
+
+    def model_problem(self, summary: PlainDict) -> str:
+        """What is wrong with model.safetensors; empty where it is what was written, or is not there any more.
+
+        summary: the content of summary.json, which holds its checksum.
+        """
+        path, expected = self.path / MODEL, summary.get("model_file_sha256")
+        if expected is None or not path.is_file():
+            return ""
+        with readable(path), path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found == expected:
+            return ""
+        return (
+            f"{path} is damaged or was changed: its sha256 is not the one in {SUMMARY}; without these two files, "
+            "--resume writes both again from the last checkpoint"
+        )
+
     def read_json(self, name: str) -> PlainDict:
-        """Read the object in a JSON file.  Raises OSError or ValueError where that fails."""
-        content: PlainDict = json.loads((self.path / name).read_text(encoding="utf-8"))
+        """Read the object in a JSON file.  Raises OSError, ValueError or TypeError where that fails."""
+        content = json.loads((self.path / name).read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise TypeError(f"it holds no JSON object, but {type(content).__name__}")
         return content
 
     def write_clients(self, partition: Partition, quota_KC: IntArray) -> None:
@@ -87,27 +191,32 @@ class RunDirectory:
             "noisy": partition.noisy_K,
             "input_noise": partition.input_noise_K,
         }
-
-        def write(temporary: Path) -> None:
-            with temporary.open("wb") as file:
-                np.savez_compressed(file, allow_pickle=False, **arrays)
-
-        atomically(self.path / "partition.npz", write)
+        packed = io.BytesIO()
+        np.savez_compressed(packed, allow_pickle=False, **arrays)
+        self.write("partition.npz", packed.getvalue())
 
     def write_metrics(self, metrics: "pd.DataFrame", clients: "pd.DataFrame") -> None:
         """Write metrics.parquet and metrics.csv (one row per round), clients.parquet (per participant and round)."""
-        atomically(self.path / "metrics.parquet", partial(metrics.to_parquet, index=False))
-        atomically(self.path / "metrics.csv", partial(metrics.to_csv, index=False))
-        atomically(self.path / "clients.parquet", partial(clients.to_parquet, index=False))
+        self.write(METRICS, metrics.to_parquet(index=False))
+        self.write("metrics.csv", metrics.to_csv(index=False).encode())
+        self.write("clients.parquet", clients.to_parquet(index=False))
 
-    def write_model(self, state: dict[str, NDArray[Any]]) -> tuple[Path, str]:
-        """Write model.safetensors; returns (path, hex sha256 over names, types, shapes and bytes of its arrays)."""
-        from safetensors.numpy import save
+    def write_model(self, model: bytes) -> Path:
+        """Write model.safetensors; returns its path."""
+        return self.write(MODEL, model)
 
-        path = self.path / "model.safetensors"
-        write_atomic(path, save(state))
-        digest = hashlib.sha256()
-        for name, array in state.items():
-            digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
-        return path, digest.hexdigest()
+
+def model_bytes(state: dict[str, NDArray[Any]]) -> bytes:
+    """The content of model.safetensors for a model's arrays by name."""
+    from safetensors.numpy import save
+
+    return save(state)
+
+
+def model_sha256(state: dict[str, NDArray[Any]]) -> str:
+    """Hex sha256 over names, types, shapes and bytes of a model's arrays."""
+    digest = hashlib.sha256()
+    for name, array in state.items():
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -1,12 +1,13 @@
 """`raysim.run`: starts the MLflow process before the slow imports (torch, Ray), so that both load at once."""
 
 import contextlib
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from raysim.config.schema import Config
 from raysim.config.yaml_io import parse_overrides, read_yaml
-from raysim.core.errors import ConfigError
+from raysim.core.errors import ConfigError, UserError
 from raysim.core.records import Dataset
 from raysim.tracking.process import MlflowProcess
 
@@ -14,6 +15,26 @@ if TYPE_CHECKING:
     from raysim.engine.session import Session
     from raysim.lifecycle.build import Source
     from raysim.lifecycle.summary import Result
+
+
+_RUNNING = threading.RLock()
+
+
+@contextlib.contextmanager
+def only_one() -> Iterator[None]:
+    """A context that one thread of a process has at a time, as a process has one connection to Ray.
+
+    Raises UserError in any other thread.
+    """
+    if not _RUNNING.acquire(blocking=False):
+        raise UserError(
+            "another run of this process has not ended, and a process has one connection to Ray: start this one after "
+            "it, or in a process of its own (`python -m raysim run`)"
+        )
+    try:
+        yield
+    finally:
+        _RUNNING.release()
 
 
 def run(
@@ -33,10 +54,11 @@ def run(
     resume: go on with the newest run of this configuration, from its last checkpoint, to the same result.
     accept_changes: resume although code or versions have changed, which may change the result.
     session, dataset: an open Ray session and a loaded data set, for runs that follow one another.
-    Raises ConfigError or UserError, before Ray starts, for input that cannot work, and RunError for a run that failed.
+    Raises ConfigError or UserError, before Ray starts, for input that cannot work and while another run of this process
+    goes on, and RunError for a run that failed.
     """
     overrides = list(overrides)
-    with MlflowProcess() if _tracks(source, overrides, keys) else contextlib.nullcontext() as mlflow:
+    with only_one(), MlflowProcess() if _tracks(source, overrides, keys) else contextlib.nullcontext() as mlflow:
         from raysim.lifecycle.runner import run_experiment
 
         return run_experiment(

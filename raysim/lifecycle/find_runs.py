@@ -31,7 +31,7 @@ class RunIndex:
 
     def add(self, directory: RunDirectory) -> None:
         """Add a run that was begun, or continued, since the folder was read."""
-        content = directory.read_json("run.json")
+        content = directory.identity()
         entries = self._found.setdefault(content["config_hash"], [])
         entries[:] = [entry for entry in entries if entry[1] != directory.path]
         entries.append(((directory.path / "run.json").stat().st_mtime_ns, directory.path))

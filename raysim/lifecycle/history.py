@@ -81,14 +81,14 @@ class RowFile:
         """
         if self._pending:
             block = _joined(self._pending)
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._write(block)
-            except OSError:
+                self._count(self._size)
+            except OSError as error:
                 with contextlib.suppress(OSError):
                     os.truncate(self.path, self._size)
-                raise
-            self._count(self._size)
+                raise OSError(error.errno, error.strerror or str(error), str(self.path)) from error
             self._pending = []
             self._rows = 0
         return Mark(self._size, self._digest.hexdigest())

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from raysim.core.files import disk_errors
 from raysim.core.records import Dataset, Synthetic
 from raysim.federation.synthesis import sample_of
 from raysim.lifecycle.directory import RunDirectory
@@ -33,7 +34,8 @@ def measure_run(
     if dataset.channels in (1, 3):
         real = dataset.train_images, dataset.train_labels_N
         path = directory.figures / "real_and_synthetic.png"
-        plots.comparison_grid(real, (images, labels_M), dataset.class_names, path)
+        with disk_errors(path):
+            plots.comparison_grid(real, (images, labels_M), dataset.class_names, path)
     for line in table(quality):
         display.line(line)
     return quality

@@ -1,12 +1,13 @@
 """The messages of a run on the terminal, and the values that it sends to the tracker."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 from raysim.allocation.policies import fedeas, full
 from raysim.config.schema import Config
+from raysim.core.host import shared_memory_free_bytes
 from raysim.core.persistent import persistent_folder
-from raysim.core.records import Synthetic
 from raysim.engine.object_store import capacity_bytes
 from raysim.engine.placement import Placement
 from raysim.lifecycle.prepare import Prepared
@@ -30,26 +31,56 @@ def say_plan(display: Display, config: Config, prepared: Prepared) -> None:
         )
 
 
-def say_start(display: Display, placement: Placement | None, directory: Path) -> None:
-    """Show the workers that will start, where that is known, and where results go, if not to the working directory."""
+def say_start(display: Display, placement: Placement | None, directory: Path, store: str) -> None:
+    """Show the workers that will start, where that is known, and where results go.
+
+    The run's folder is shown if it is not below the working directory; `store`, the address of the MLflow store, unless
+    it is "none".
+    """
     if placement:
         display.line(f"to start: {placement}")
+    if store != "none":
+        display.line(f"MLflow: {store}")
     if persistent_folder() != Path.cwd():
         display.line(f"note: Ray deletes this job's working directory; results go to {directory}")
 
 
-def store_note(prepared: Prepared, synthetic: Synthetic) -> list[str]:
-    """A note where the shared arrays are larger than the object store; else nothing."""
+def _shared_bytes(prepared: Prepared) -> tuple[int, int]:
+    """(bytes of the data set, bytes of the images to make), which all workers share."""
     dataset = prepared.dataset
-    images = int(synthetic.quota_KC.sum()) * dataset.image_bytes
-    needed = dataset.train_images.nbytes + dataset.test_images.nbytes + images
+    images = int(prepared.quota_KC.sum()) * dataset.image_bytes
+    return dataset.train_images.nbytes + dataset.test_images.nbytes, images
+
+
+def shared_memory_note(prepared: Prepared) -> list[str]:
+    """A note where /dev/shm is too small for the shared arrays of a Ray that starts here; else nothing."""
+    data, images = _shared_bytes(prepared)
+    free = shared_memory_free_bytes()
+    if free is None or data + images <= free:
+        return []
+    enough = math.ceil(1.5 * (data + images) / 1e9)
+    return [
+        f"the data set takes {_mb(data)} and the images to make {_mb(images)}, and /dev/shm has {_mb(free)} free: Ray "
+        f"keeps its objects in files on the disk instead, which is slower; free memory in /dev/shm, or start the "
+        f"container with --shm-size={enough}g"
+    ]
+
+
+def store_note(prepared: Prepared) -> list[str]:
+    """A note where the shared arrays are larger than the object store; else nothing."""
+    data, images = _shared_bytes(prepared)
     capacity = capacity_bytes()
-    if needed <= capacity:
+    if data + images <= capacity:
         return []
     return [
-        f"the images take {needed / 1e6:,.0f} MB and the object store holds {capacity / 1e6:,.0f} MB: the rest spills "
-        "to disk, which is slower (resources.object_store_bytes)"
+        f"the data set takes {_mb(data)} and the images to make {_mb(images)}, and the object store holds "
+        f"{_mb(capacity)}: the rest spills to disk, which is slower; raise resources.object_store_bytes (in a "
+        "container, with a --shm-size above it)"
     ]
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB"
 
 
 def totals(summary: dict[str, Any]) -> dict[str, float]:

@@ -1,19 +1,21 @@
 """The record of a run: its folder, its MLflow run, the history of its rounds, and how it ended."""
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from raysim.core.errors import UserError
+from raysim.core.errors import DiskError, UserError
+from raysim.core.files import cannot_write
 from raysim.core.signals import Signals
+from raysim.engine.liveness import check_ray
 from raysim.federation.server import RoundResult
 from raysim.federation.state import ServerState
 from raysim.lifecycle import state_io
 from raysim.lifecycle.checkpoint import CheckpointError
 from raysim.lifecycle.client_file import ClientFile
 from raysim.lifecycle.clock import PhaseClock
-from raysim.lifecycle.directory import RunDirectory
+from raysim.lifecycle.directory import IDENTITY, RunDirectory
 from raysim.lifecycle.experiment import Experiment
 from raysim.lifecycle.history import History
 from raysim.lifecycle.messages import tracked
@@ -27,8 +29,9 @@ from raysim.ui.display import Display
 class Record:
     """The run directory and the MLflow run of an experiment.
 
-    identity: the content of run.json.  state: that after the newest recorded round.  notes: texts for the summary.
-    ended: whether the end of the run is recorded.  mirror: the copy of the folder at another place, if there is one.
+    identity: the content of run.json.  state: that after the newest recorded round.  saved_round: that of
+    the newest checkpoint, 0 without one.  notes: texts for the summary.  ended: whether the end of the run is recorded.
+    mirror: the copy of the folder at another place, if there is one.
     """
 
     directory: RunDirectory
@@ -41,6 +44,7 @@ class Record:
     keep_checkpoints: int
     notes: list[str] = field(default_factory=list)
     state: ServerState | None = None
+    saved_round: int = 0
     ended: bool = False
     mirror: Mirror | None = None
 
@@ -60,10 +64,11 @@ class Record:
         accepted: the changes of code, versions or device over which the user lets an earlier run go on; they are kept
         with it, and named in its summary whenever it ends.
 
-        Raises UserError where the MLflow store can never be used; the new folder is then removed.
+        Raises UserError where the MLflow store can never be used, and DiskError where the disk refuses the first
+        files; the new folder is then removed.
         """
         config = experiment.config
-        before = {} if is_new else directory.read_json("run.json")
+        before = {} if is_new else directory.identity()
         run_id = before.get("mlflow_run_id", "")
         accepted_changes = [*before.get("accepted_changes", []), *accepted]
         identity = {
@@ -74,7 +79,7 @@ class Record:
             "result_keys": config.result_keys(),
         }
         try:
-            directory.write_json("run.json", identity)
+            directory.write_json(IDENTITY, identity)
             if is_new:
                 directory.write_clients(experiment.prepared.partition, experiment.prepared.quota_KC)
             tracker = start_tracker(
@@ -87,9 +92,9 @@ class Record:
                 None if is_new else run_id,
                 directory.path,
             )
-        except (UserError, KeyboardInterrupt):
+        except (UserError, DiskError, KeyboardInterrupt):
             if is_new:  # or the next --resume would find this run in place of one that did something
-                shutil.rmtree(directory.path, ignore_errors=True)
+                directory.remove()
             raise
         history = History(directory.path / "history")
         client_file = ClientFile(directory.checkpoints)
@@ -117,6 +122,7 @@ class Record:
         self.state = initial
         if found is not None:
             self.state = found.state
+            self.saved_round = found.state.round
             self.note(*found.notes)
         self.display.line(f"resuming {self.directory.path.name} after round {self.state.round}")
         for row in self.history.metrics.frame().to_dict("records"):
@@ -128,7 +134,8 @@ class Record:
         try:
             self.history.append(result.metrics, result.clients)
         except OSError as error:
-            self._note_once(f"the history of the rounds waits in memory: {error.strerror or error}")
+            waits = "its rows wait in memory for the next checkpoint"
+            self._note_once(f"{cannot_write(Path(error.filename), error)}; {waits}")
         self.state = result.state
 
     def track(self, result: RoundResult) -> None:
@@ -146,10 +153,25 @@ class Record:
                 state_io.save(
                     self.directory.checkpoints, self.state, self.history, self.client_file, self.keep_checkpoints
                 )
+            self.saved_round = self.state.round
         except CheckpointError as error:
             self.notes.append(str(error))
             self._warn([str(error)])
         self._update_mirror()
+
+    def save_unsaved(self) -> None:
+        """After an error or an interrupt: write a checkpoint if rounds were finished since the newest one.
+
+        Nothing that goes wrong here hides that error: it is shown, and the run ends with the first one.
+        """
+        if self.state is None or self.state.round <= self.saved_round:
+            return
+        try:
+            if self.state.client_states:
+                check_ray()  # they are in its object store, from which no answer would come
+            self.checkpoint()
+        except Exception as error:  # noqa: BLE001 - shown, as the docstring says
+            self._warn([f"round {self.state.round} could not be saved: {' '.join(str(error).split())}"])
 
     def end(self, error: BaseException | None, signals: Signals, hint: str = "") -> None:
         """Record how the run ended, before Ray is shut down; only the first call counts.  hint: how to go on."""
@@ -162,7 +184,8 @@ class Record:
         if isinstance(error, KeyboardInterrupt):
             status = "KILLED"
             message = f"interrupted {error}".strip()
-            self.display.line(f"stopped; what was done is kept in {self.directory.path}: {hint}")
+        if error is not None:
+            self.display.line(f"{'stopped' if status == 'KILLED' else 'failed'}; {self._kept(hint)}")
         problems = self.directory.write_status(status, message)
         self.tracker.finish(status, message)
         self._warn([*problems, *self.tracker.problems])
@@ -177,11 +200,22 @@ class Record:
             if self.mirror.problem:
                 self._note_once(self.mirror.problem)
 
+    def _kept(self, hint: str) -> str:
+        """What is kept of the rounds so far, and how to go on."""
+        done, saved = self.state.round if self.state else 0, self.saved_round
+        lost = f"the work after round {saved} is lost, for it could not be saved; " if done > saved else ""
+        kept = f"the state after round {saved} is kept in {self.directory.path}: {hint}"
+        return lost + (kept if saved else f"no round is kept in {self.directory.path}")
+
     def _remember_run_id(self) -> None:
         """Keep the MLflow run's id for a resume; a store that is away at the start gives it later."""
         if self.tracker.run_id not in ("", self.identity["mlflow_run_id"]):
-            self.identity["mlflow_run_id"] = self.tracker.run_id
-            self.directory.write_json("run.json", self.identity)
+            identity = {**self.identity, "mlflow_run_id": self.tracker.run_id}
+            try:
+                self.directory.write_json(IDENTITY, identity)
+                self.identity = identity
+            except DiskError as error:  # tried again after the next round
+                self._note_once(f"{error}; until it is written, a resume begins another MLflow run")
 
     def _note_once(self, text: str) -> None:
         if text not in self.notes:

@@ -9,7 +9,8 @@ from raysim.config.load import load_config
 from raysim.config.schema import Config, may_change_on_resume
 from raysim.core.errors import UserError
 from raysim.core.persistent import persistent_path
-from raysim.lifecycle.directory import RunDirectory
+from raysim.lifecycle.checkpoint import newest
+from raysim.lifecycle.directory import RunDirectory, folder_name
 from raysim.lifecycle.identity import Identity
 from raysim.lifecycle.mirror import gather
 
@@ -54,7 +55,7 @@ def check_identity(
 
     Data and generator: always.  Code, versions and device: unless accept_changes; then `note` is called with them.
     """
-    before = directory.read_json("run.json")
+    before = directory.identity()
     inputs = identity.changed_inputs(before)
     if inputs:
         raise UserError(
@@ -82,7 +83,7 @@ def _closest(root: Path, now: dict[str, Any], name: str) -> tuple[Path, list[str
         before = _result_keys(path.parent)
         if before is not None:
             changes = differences(before, now)
-            has_name = path.parent.name.startswith(f"{name}-")
+            has_name = path.parent.name.startswith(f"{folder_name(name)}-")
             runs.append((len(changes), not has_name, -path.stat().st_mtime_ns, path.parent, changes))
     return min(runs)[3:] if runs else None
 
@@ -111,13 +112,11 @@ def _shown(keys: dict[str, Any], key: str) -> str:
 
 def rounds_done(directory: RunDirectory) -> int:
     """How many rounds a run has finished, by its summary or its newest checkpoint; 0 if it has neither."""
-    kept = [int(path.stem.removeprefix("round-")) for path in directory.checkpoints.glob("round-*.json")]
-    if (directory.path / "summary.json").exists():
-        kept.append(int(directory.read_json("summary.json")["rounds"]))
-    return max(kept, default=0)
+    summary = directory.summary()
+    return max(newest(directory.checkpoints) or 0, summary["rounds"] if summary else 0)
 
 
 def is_finished(directory: RunDirectory, rounds: int) -> bool:
-    """Whether the run has done that many rounds and written its summary."""
-    path = directory.path / "summary.json"
-    return path.exists() and int(directory.read_json("summary.json")["rounds"]) >= rounds
+    """Whether the run has done that many rounds and written everything; UserError where its summary is damaged."""
+    summary = directory.summary()
+    return summary is not None and summary["rounds"] >= rounds

@@ -1,6 +1,7 @@
 """One run from its configuration to its summary: both phases, tracking, files, and a record of how it ended."""
 
 import contextlib
+import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from raysim.config.plugin_guard import blaming
 from raysim.config.schema import Config
-from raysim.core.errors import RunError
+from raysim.core.errors import RunError, UserError
 from raysim.core.locks import FolderLock
 from raysim.core.records import Dataset, Synthetic
 from raysim.core.secrets import plain_without_secrets
 from raysim.core.signals import Signals
 from raysim.engine.background_start import BackgroundStart
 from raysim.engine.liveness import cause_of
-from raysim.engine.session import Session
+from raysim.engine.session import Session, starts_here
 from raysim.federation.evaluator import Evaluator
 from raysim.federation.server import RoundResult, Server
 from raysim.federation.state import ServerState
@@ -26,10 +27,10 @@ from raysim.lifecycle import resume as resuming
 from raysim.lifecycle import summary as summaries
 from raysim.lifecycle.build import Source, plugin, read_config, worker_setup
 from raysim.lifecycle.clock import PhaseClock
-from raysim.lifecycle.directory import RunDirectory
+from raysim.lifecycle.directory import SUMMARY, RunDirectory, model_bytes, model_sha256
 from raysim.lifecycle.experiment import Experiment
 from raysim.lifecycle.image_quality import measure_run
-from raysim.lifecycle.messages import say_plan, say_start, store_note, totals
+from raysim.lifecycle.messages import say_plan, say_start, shared_memory_note, store_note, totals
 from raysim.lifecycle.prepare import named
 from raysim.lifecycle.record import Record
 from raysim.lifecycle.summary import Result
@@ -65,7 +66,7 @@ def run_experiment(
         BackgroundStart(signals, session) as start,
     ):
         clock = PhaseClock()
-        config = read_config(source, overrides, keys or {})
+        config = read_config(source, overrides, keys or {}, display.line)
         name = name or ("run" if isinstance(source, Mapping | Config) else Path(source).stem)
         for note in config.notes:
             display.line(f"note: {note}")
@@ -84,21 +85,31 @@ def run_experiment(
                 return _already_finished(earlier, config.rounds, display)
         directory = earlier or RunDirectory.create(config, name)
         if earlier is None:
-            owned.enter_context(FolderLock(directory.path))
+            owned.enter_context(_locked(directory))
         run = _begin(experiment, directory, earlier is None, changes, clock, display, signals, start, mlflow)
         run.record.notes += notes
         del experiment  # frees the driver's copy of the images; from here on those in the object store are used
         return run.to_the_end()
 
 
-def _already_finished(directory: RunDirectory, asked: int, display: Display) -> Result:
-    import pandas as pd
+def _locked(directory: RunDirectory) -> FolderLock:
+    """Take the lock of a new run; its folder is removed where the disk refuses that."""
+    try:
+        return FolderLock(directory.path)
+    except UserError:
+        directory.remove()
+        raise
 
-    summary = directory.read_json("summary.json")
+
+def _already_finished(directory: RunDirectory, asked: int, display: Display) -> Result:
+    summary = directory.summary() or {}
+    metrics = directory.metrics()
+    if problem := directory.model_problem(summary):
+        raise UserError(problem)
     done = summary["rounds"]
     more = f" (rounds = {asked} asks for fewer: the results are those of {done} rounds)" if done > asked else ""
     display.line(f"{directory.path.name} has finished all {done} rounds; nothing to do{more}")
-    return Result(pd.read_parquet(directory.path / "metrics.parquet"), summary, directory.path)
+    return Result(metrics, summary, directory.path)
 
 
 def _begin(
@@ -117,9 +128,11 @@ def _begin(
     prepared = experiment.prepared
     setup = worker_setup(config, experiment.components.rule)
     worker_data = WorkerData(setup, prepared.dataset, prepared.partition)
+    shared_memory = shared_memory_note(prepared) if starts_here(config.resources) else []  # before Ray takes some
     start.begin(config.resources, worker_data.give)
     record = Record.open(experiment, directory, is_new, display, clock, mlflow, accepted)
-    say_start(display, experiment.placement, directory.path)
+    say_start(display, experiment.placement, directory.path, record.tracker.uri)
+    record.note(*shared_memory)
     clock.seconds["prepare"] = clock.so_far()
     return _Run(experiment, record, worker_data, start, signals, resumed=not is_new)
 
@@ -178,6 +191,7 @@ class _Run:
         self.worker_data.give(pool)
         prepared = replace(self.experiment.prepared, dataset=self.worker_data.dataset)
         self.experiment = replace(self.experiment, prepared=prepared)  # from here on without images of its own
+        self.record.note(*store_note(prepared))
         synthetic = self._images(pool)
         state = self._rounds(pool, synthetic)
         if pool.lost:
@@ -204,7 +218,7 @@ class _Run:
                 config.output.cache,
                 display,
             )
-        self.record.note(*synthetic.notes, *store_note(prepared, synthetic))
+        self.record.note(*synthetic.notes)
         return synthetic
 
     def _rounds(self, pool: "Pool", synthetic: Synthetic) -> ServerState:
@@ -244,9 +258,9 @@ class _Run:
         ]
         try:
             return train_rounds(server, evaluator, state, config.rounds, after_round)
-        except KeyboardInterrupt:
-            self.signals.ending = True
-            self.record.checkpoint()
+        except BaseException:
+            self.signals.ending = True  # the state is saved before anything else stops it
+            self.record.save_unsaved()
             raise
 
     def _track(self, result: RoundResult) -> None:
@@ -260,16 +274,16 @@ class _Run:
             self.record.checkpoint()
 
     def _finish(self, state: ServerState, synthetic: Synthetic) -> Result:
-        """Write model, tables, figures and summary."""
+        """Write tables, summary, model and figures: small files first, so that a full disk costs as little as can be.
+
+        The summary is written twice: before the model, as that of an unfinished run, and at the end.
+        """
         record = self.record
         config = self.experiment.config
         prepared = self.experiment.prepared
         components = self.experiment.components
         directory = record.directory
         tracker = record.tracker
-        model = components.model
-        model.load(state.model)
-        model_path, model_sha256 = directory.write_model(model.state_dict())
         metrics = summaries.as_uninterrupted(record.history.metrics.frame(), config)
         clients = record.history.clients.frame()
         directory.write_metrics(metrics, clients)
@@ -278,18 +292,13 @@ class _Run:
         if config.output.quality:
             with record.clock.timed("quality"):
                 quality = measure_run(prepared.dataset, synthetic, config.seed, directory, record.display)
-        with record.clock.timed("track"), self.signals.held():
-            summaries.figures(directory, prepared, metrics, clients, synthetic)
-            for path in sorted(directory.figures.glob("*.png")):
-                tracker.log_figure(path)
-            for name in ("metrics.parquet", "metrics.csv", "clients.parquet", "partition.npz", "quality.json"):
-                if (directory.path / name).exists():
-                    tracker.log_artifact(directory.path / name)
-            tracker.log_model_state(model_path)
-        record.clock.seconds["total"] = record.clock.so_far()
+        components.model.load(state.model)
+        arrays = components.model.state_dict()
+        model = model_bytes(arrays)
         summary = summaries.summarise(config, prepared, metrics, synthetic, record.clock) | {
-            "status": "FINISHED",
-            "model_sha256": model_sha256,
+            "status": "UNFINISHED",
+            "model_sha256": model_sha256(arrays),
+            "model_file_sha256": hashlib.sha256(model).hexdigest(),
             "quality": quality,
             "privacy": components.privacy and components.privacy.summary(
                 metrics,
@@ -297,16 +306,31 @@ class _Run:
                 generator=config.generator.name if prepared.quota_KC.any() else None,
                 shared_budget=config.allocation.params.get("total") is not None,
             ),
+            "run_directory": str(directory.path),
+        }
+        directory.write_json(SUMMARY, summary)
+        model_path = directory.write_model(model)
+        with record.clock.timed("track"), self.signals.held():
+            record.note(*summaries.figures(directory, prepared, metrics, clients, synthetic))
+            for path in sorted(directory.figures.glob("*.png")):
+                tracker.log_figure(path)
+            for name in ("metrics.parquet", "metrics.csv", "clients.parquet", "partition.npz", "quality.json"):
+                if (directory.path / name).exists():
+                    tracker.log_artifact(directory.path / name)
+            tracker.log_model_state(model_path)
+        record.clock.seconds["total"] = record.clock.so_far()
+        summary |= {
+            "status": "FINISHED",
+            "seconds": record.clock.rounded(),
             "mlflow_run_id": tracker.run_id,
             "mlflow_uri": tracker.uri,
-            "run_directory": str(directory.path),
             "notes": plain_without_secrets([*config.notes, *record.notes, *tracker.problems]),
         }
         self.signals.check()
         self.signals.ending = True  # from the summary on, the run is a finished one
-        directory.write_json("summary.json", summary)
+        directory.write_json(SUMMARY, summary)
         tracker.log_round(state.round, totals(summary))
-        tracker.log_artifact(directory.path / "summary.json")
+        tracker.log_artifact(directory.path / SUMMARY)
         record.display.summary(summary)
         self._end(None)
         return Result(metrics, summary, directory.path)

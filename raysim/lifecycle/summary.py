@@ -9,6 +9,7 @@ import numpy as np
 
 from raysim.allocation.imbalance import normalised_entropy_K
 from raysim.config.schema import Config
+from raysim.core.files import cannot_write
 from raysim.core.records import Synthetic
 from raysim.evaluation import per_client
 from raysim.lifecycle.clock import PhaseClock
@@ -85,11 +86,23 @@ def accuracy_auc(rounds: Iterable[float], accuracies: Iterable[float]) -> float:
 
 def figures(
     directory: RunDirectory, prepared: Prepared, metrics: "pd.DataFrame", clients: "pd.DataFrame", synthetic: Synthetic
+) -> list[str]:
+    """Draw accuracy over rounds, real and synthetic counts, example images and OUIs: PNG files in figures/.
+
+    Returns a message where the disk refused one; those after it are then not drawn either.
+    """
+    try:
+        _draw(directory.figures, prepared, metrics, clients, synthetic)
+    except OSError as error:
+        return [f"{cannot_write(Path(error.filename or directory.figures), error)}; the run goes on without figures"]
+    return []
+
+
+def _draw(
+    folder: Path, prepared: Prepared, metrics: "pd.DataFrame", clients: "pd.DataFrame", synthetic: Synthetic
 ) -> None:
-    """Draw accuracy over rounds, real and synthetic counts, example images and OUIs: PNG files in figures/."""
     from raysim.ui import oui_plots, plots
 
-    folder = directory.figures
     dataset = prepared.dataset
     plots.accuracy_curve(metrics, folder / "accuracy.png")
     if prepared.partition.drawn is None:
@@ -168,7 +181,7 @@ def summarise(
         "images_per_s": synthetic.made / synthetic.seconds if synthetic.seconds else None,
         "sizes_K": partition.sizes_K.tolist() if partition.drawn is None else [],
         "entropy_K": normalised_entropy_K(counts_KC).tolist(),
-        "seconds": {phase: round(value, 3) for phase, value in clock.seconds.items()},
+        "seconds": clock.rounded(),
         "workers": clock.workers,
         "synthetic_sha256": synthetic.sha256,
         "partition_sha256": partition.sha256(),

@@ -1,11 +1,13 @@
 """Figures of a run as PNG files.  Drawn without pyplot, so nothing stays open and no window system is needed."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from raysim.core.files import write_atomic
 from raysim.core.records import ByteArray, FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -221,10 +223,11 @@ def blank_figure(width: float, height: float) -> "tuple[Figure, Axes]":
 
 
 def save(figure: "Figure", path: Path) -> Path:
-    """Write a figure as PNG, making its folder; returns `path`."""
+    """Write a figure as PNG, complete or not at all, making its folder; returns `path`."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=DPI, format="png")
+    write_atomic(path, drawn.getvalue())
     return path
 
 

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from full_disk import Disk
 
+from raysim.commands import pretrain as command
 from raysim.commands.pretrain import load, pretrain, unread_keys
-from raysim.core.errors import ConfigError, UserError
+from raysim.core.errors import ConfigError, DiskError, UserError
+from raysim.core.files import write_atomic
 from raysim.core.signals import Interrupted
 from raysim.data.datasets import digits
 from raysim.generation import quality
@@ -176,3 +179,40 @@ def test_a_key_of_sampling_that_nothing_reads_is_named(sampling: dict[str, Any],
     plain = {"data": {"name": "digits"}, "steps": 1, "output": "x", "label_dropout": dropout, "sampling": sampling}
     found = unread_keys(PretrainConfig.model_validate(plain), plain)
     assert found == [] if said is None else len(found) == 1 and found[0].startswith(said)
+
+
+@pytest.mark.timeout(900)  # two short trainings for each of some twenty writes
+def test_whatever_write_of_a_training_fails_is_named_with_its_remedy_and_the_same_command_ends_with_the_same_weights(
+    config: Path, tmp_path: Path, disk: Disk, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """The disk is full at the first write, at the second, ... until a training has no write left to fail."""
+    monkeypatch.setattr(command, "_measure", kept_quality)
+    keys = ["steps=2", "checkpoint_every=1", "sampling.every=2", "sampling.images=10", "tracking.uri=none"]
+    plain = pretrain(config, [*keys, f"output={tmp_path / 'plain'}"])
+    expected = json.loads((plain / "card.json").read_text())["weights_sha256"]
+    failed_at = []
+    for n in range(1000):
+        folder = tmp_path / f"full-{n}"
+        capfd.readouterr()
+        disk.full_after(folder, n, only_once=True)
+        said = ""
+        try:
+            pretrain(config, [*keys, f"output={folder}"])
+        except (DiskError, UserError) as error:
+            said = str(error)
+        disk.emptied()
+        if not disk.refused:
+            break
+        failed_at.append(Path(disk.refused[0]).name)
+        said = f"{said}\n{capfd.readouterr().out}"
+        assert "No space left on device" in said and failed_at[-1] in said, (disk.refused, said)
+        assert "free space there" in said, (disk.refused, said)
+        pretrain(config, [*keys, f"output={folder}"])
+        assert json.loads((folder / "card.json").read_text())["weights_sha256"] == expected
+        assert (folder / "quality.json").is_file()
+    assert {"checkpoint.safetensors", WEIGHTS, "card.json", "training_images.npy", "quality.json"} <= {*failed_at}
+
+
+def kept_quality(config: PretrainConfig, *_: object) -> None:
+    """In place of the measurement, which takes seconds: the file that it ends with."""
+    write_atomic(Path(config.output) / "quality.json", b"{}")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from full_disk import names_of
 
 from raysim import cli
 from raysim.commands.sweep import sweep as sweep_module
@@ -17,11 +19,11 @@ from raysim.commands.sweep import table as sweep_table
 from raysim.commands.sweep.entry import sweep
 from raysim.commands.sweep.grid import read_sweep
 from raysim.config.load import load_config
-from raysim.core.errors import ConfigError, RayLost, RunError, UserError
+from raysim.core.errors import ConfigError, DiskError, RayLost, RunError, UserError
 from raysim.core.records import Dataset
 from raysim.core.signals import Interrupted
 from raysim.data import datasets
-from raysim.lifecycle.entry import run
+from raysim.lifecycle.entry import run as run_alone
 
 
 @pytest.fixture
@@ -220,7 +222,7 @@ def test_an_interrupted_cell_goes_on_from_its_checkpoint(tmp_path, small, ray_he
     assert json.loads((interrupted / "status.json").read_text())["status"] == "KILLED"
     result = sweep(path)
     assert result.runs["run_directory"].tolist() == [str(interrupted)]
-    uninterrupted = run({**small, "seed": 4, "output": {**small["output"], "dir": str(tmp_path / "other")}})
+    uninterrupted = run_alone({**small, "seed": 4, "output": {**small["output"], "dir": str(tmp_path / "other")}})
     assert result.runs["model_sha256"][0] == uninterrupted.summary["model_sha256"]
 
 
@@ -314,3 +316,40 @@ def test_a_sweep_whose_runs_are_all_finished_reads_the_index_of_runs_once(tmp_pa
     monkeypatch.setattr(sweep_module, "RunIndex", counted)
     assert sweep(path).runs["status"].tolist() == ["FINISHED"] * 3
     assert len(read) == 1
+
+
+def test_whatever_write_of_a_sweep_fails_is_named_with_its_remedy_and_it_goes_on_when_started_again(
+    run, tmp_path, small, disk, monkeypatch
+):
+    """Its only cell is finished, so that it writes its tables and no more."""
+    run(small)
+    monkeypatch.setattr(sweep_module, "Session", lambda _: pytest.fail("Ray was started"))
+    path = written(tmp_path, small, {"seed": [0]})
+    failed_at = []
+    for n in range(100):
+        for folder in Path(small["output"]["dir"]).glob("sweep-*"):
+            shutil.rmtree(folder)
+        disk.full_after(Path(small["output"]["dir"]), n, only_once=True)
+        try:
+            sweep(path)
+        except (DiskError, UserError) as error:
+            said = str(error)
+            assert any(name in said for name in names_of(disk.refused[0])), (disk.refused, said)
+            assert "No space left on device" in said and "free space there" in said, said
+        disk.emptied()
+        if not disk.refused:
+            break
+        failed_at.append(Path(disk.refused[0]).name)
+    assert {"sweep.json", "runs.csv", "table.csv", "table.txt"} <= {*failed_at}
+    sweep(path).check()
+
+
+def test_a_damaged_run_is_passed_over_by_name_and_made_again(run, tmp_path, small, capsys, monkeypatch):
+    """Once its summary, and once its run.json."""
+    folder = run(small).directory
+    monkeypatch.setattr(sweep_module, "run_experiment", lambda *_, **__: run(small))
+    for name in ("summary.json", "run.json"):
+        (folder / name).write_text("[")
+        folder = Path(sweep(written(tmp_path, small, {"seed": [0]})).runs["run_directory"][0])
+        said = capsys.readouterr().out
+        assert f"{name} is damaged" in said and "is passed over" in said

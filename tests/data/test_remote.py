@@ -123,3 +123,11 @@ def test_a_file_on_the_web_without_date_or_digest_is_always_fetched(web):
     for blob in (b"one", b"two"):
         url, _ = web(blob, lambda _: {})
         assert remote.local_copy(url).read_bytes() == blob
+
+
+def test_a_disk_without_room_for_the_copy_is_named(store, disk, tmp_path: Path):
+    store.pipe("/bucket/d.npz", b"content")
+    (tmp_path / "cache").mkdir()
+    disk.full_after(tmp_path / "cache", 0, only_once=True)
+    with pytest.raises(UserError, match=r"cache/\w+ has no room for a copy of it \(No space left on device\); free sp"):
+        remote.local_copy("memory://bucket/d.npz")

@@ -19,7 +19,7 @@ class Torch(RuntimeError):
 @pytest.mark.parametrize(
     ("cause", "remedy"),
     [
-        (Torch("CUDA out of memory. Tried to allocate 2.00 GiB"), "lower local.batch_size, give each worker a GPU"),
+        (Torch("CUDA out of memory. Tried to allocate 2.00 GiB"), "give each worker a GPU"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "use fewer workers"),
         (MemoryError(), "use fewer workers"),
         (ObjectStoreFullError("Failed to put object"), "raise resources.object_store_bytes"),

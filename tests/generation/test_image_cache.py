@@ -136,11 +136,12 @@ def test_a_cache_that_may_only_be_read_serves_and_says_what_it_cannot_keep(as_no
     assert keeper.cache is not None
     keeper.cache.merge()
     unkept, damaged = keeper.notes()
-    assert unkept == f"3 images could not be kept in the cache {cache.folder}: Permission denied"
+    told = f"cannot write {cache.folder}: Permission denied; make it writable or set output.cache to another disk"
+    assert unkept == f"3 images could not be kept: {told}"
     assert damaged == "damaged cache file damaged.seg cannot be deleted (Permission denied); its images are made again"
     assert np.array_equal(images, pixels(keys(6)))
     other = _Keeper.open(str(as_nobody), "cd" * 32, 7, keys(6), images)
-    assert other.cache is None and "cannot be used (Permission denied); no image kept" in other.notes()[0]
+    assert other.cache is None and "no image is kept in the cache: cannot write" in other.notes()[0]
 
 
 def test_a_cache_below_the_home_of_a_user_who_has_none_is_done_without(monkeypatch: pytest.MonkeyPatch):

@@ -147,8 +147,10 @@ def test_a_full_disk_does_not_hide_how_the_run_ended(tmp_path: Path, monkeypatch
     def full(*_: object) -> None:
         raise OSError(28, "No space left")
 
-    monkeypatch.setattr("raysim.lifecycle.directory.write_atomic", full)
-    assert directory.write_status("FAILED", "why") == ["status.json could not be written: [Errno 28] No space left"]
+    monkeypatch.setattr("raysim.core.files.write_atomic", full)
+    remedy = "free space there or set output.dir to another disk"
+    told = f"cannot write {tmp_path / 'status.json'}: No space left; {remedy}"
+    assert directory.write_status("FAILED", "why") == [told]
 
 
 def test_the_death_of_ray_is_named_and_the_run_failed(

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raysim.lifecycle.entry import only_one
 from raysim.tracking.process import MlflowProcess
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def sweep(file: str | Path, overrides: Iterable[str] = ()) -> "SweepResult":
     cells are run all the same.
     Raises ConfigError or UserError, before Ray starts, for input that cannot work in any cell.
     """
-    with MlflowProcess() as mlflow:
+    with only_one(), MlflowProcess() as mlflow:
         from raysim.commands.sweep.sweep import run_sweep
 
         return run_sweep(file, overrides, mlflow)

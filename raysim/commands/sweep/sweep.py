@@ -18,7 +18,7 @@ from raysim.config.plugin_guard import blaming
 from raysim.config.plugin_source import with_source
 from raysim.config.schema import PLUGIN_SECTIONS, Config, Resources, Tracking
 from raysim.core.errors import ConfigError, RayLost, RunError, UserError
-from raysim.core.files import write_atomic
+from raysim.core.files import write_file
 from raysim.core.locks import FolderLock
 from raysim.core.persistent import persistent_path
 from raysim.core.plain import PlainDict
@@ -30,7 +30,7 @@ from raysim.engine.session import Session
 from raysim.engine.versions import installed
 from raysim.lifecycle import resume
 from raysim.lifecycle.build import build_components, initial_model, plugin
-from raysim.lifecycle.directory import RunDirectory
+from raysim.lifecycle.directory import RunDirectory, folder_name
 from raysim.lifecycle.find_runs import RunIndex
 from raysim.lifecycle.identity import Identity, code_digests
 from raysim.lifecycle.mirror import Mirror, check_mirror, gather
@@ -72,7 +72,7 @@ def run_sweep(file: str | Path, overrides: Iterable[str] = (), mlflow: MlflowPro
     """
     with Display() as display:
         display.line(f"raysim: reading {file}")
-        grid = read_sweep(file, overrides)
+        grid = read_sweep(file, overrides, display.line)
         for uri in {cell.config.tracking.uri for cell in grid.cells}:
             check_uri(uri)
         inputs = _Inputs()
@@ -82,7 +82,7 @@ def run_sweep(file: str | Path, overrides: Iterable[str] = (), mlflow: MlflowPro
         tasks = _check(grid, inputs, index)
         directory = _directory(grid)
         with FolderLock(directory):
-            write_atomic(directory / "sweep.json", json.dumps({"runs": len(grid.cells)}).encode())
+            write_file(directory / "sweep.json", json.dumps({"runs": len(grid.cells)}).encode())
             for note in [*grid.notes, *inputs.notes, *_differences(tasks)]:
                 display.line(f"note: {note}")
             done = sum(task.finished is not None for task in tasks)
@@ -161,7 +161,7 @@ class _Sweep:
         earlier = task.interrupted
         path = self.directory / "cells" / f"{cell.slug}.yaml"
         plain = _plain(cell)
-        write_atomic(path, yaml.safe_dump(plain_without_secrets(plain), sort_keys=False).encode())
+        write_file(path, yaml.safe_dump(plain_without_secrets(plain), sort_keys=False).encode())
         outcome = _Outcome()
         with outcome:
             if earlier is not None:
@@ -176,8 +176,8 @@ class _Sweep:
             )
             return RunDirectory(result.directory)
         self.failed[cell.name] = outcome.cause
-        path.with_suffix(".error.txt").write_text(outcome.trace, encoding="utf-8")
         self.display.line(f"{cell.name} failed: {outcome.cause}")
+        write_file(path.with_suffix(".error.txt"), outcome.trace.encode())
         return None
 
     def _record(self, cell: Cell, finished: RunDirectory | None) -> None:
@@ -316,18 +316,24 @@ def _task(cell: Cell, prepared: Prepared, inputs: _Inputs, index: RunIndex) -> _
     rounds = cell.config.rounds
     identity = inputs.identity(cell.config, prepared)
     for run in index.of(identity.config):
-        before = run.read_json("run.json")
+        try:
+            before = run.identity()
+            done = resume.rounds_done(run)
+            is_finished = resume.is_finished(run, rounds) and not resume.is_finished(run, rounds + 1)
+        except UserError as error:
+            inputs.notes.append(f"{error}; the run {run.path.name} is passed over")
+            continue
         changed = identity.changed_inputs(before)
         code = identity.changed_code(before)
         changed += [f"the code of {module}" for module in identity.changed_plugins(before)]
-        if resume.is_finished(run, rounds) and not resume.is_finished(run, rounds + 1):
+        if is_finished:
             if not changed:
                 task.finished = run
                 task.other_code = [*code, *before.get("accepted_changes", [])]
                 task.stale = []  # of newer runs, in whose place this one is taken
                 return task
             task.stale = changed
-        elif task.interrupted is None and not changed and not code and resume.rounds_done(run) <= rounds:
+        elif task.interrupted is None and not changed and not code and done <= rounds:
             task.interrupted = run
     return task
 
@@ -354,11 +360,12 @@ def _directory(grid: Grid) -> Path:
     """Make the folder of this sweep, which is the same whenever the same cells are run."""
     cells = [[cell.name, cell.config.hash(), cell.config.rounds] for cell in grid.cells]
     digest = hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:8]
-    path = persistent_path(grid.cells[0].config.output.dir) / f"sweep-{grid.name}-{digest}"
+    path = persistent_path(grid.cells[0].config.output.dir) / f"sweep-{folder_name(grid.name)}-{digest}"
     try:
         (path / "cells").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"output.dir: {path} cannot be made ({error.strerror}); name a folder that can") from error
+        told = f"output.dir: {path} cannot be made ({error.strerror})"
+        raise UserError(f"{told}; free space there, or name another folder") from error
     return path
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raysim.commands.sweep.grid import Cell
-from raysim.core.files import write_atomic
+from raysim.core.files import write_file
 from raysim.core.plain import PlainDict
-from raysim.lifecycle.directory import RunDirectory
+from raysim.lifecycle.directory import SUMMARY, RunDirectory, readable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +31,13 @@ def row(cell: Cell, finished: RunDirectory | None, cause: str, target: float | N
     }
     if finished is None:
         return known
-    summary = finished.read_json("summary.json")
+    with readable(finished.path / SUMMARY):
+        return {**known, **_measured(finished, target)}
+
+
+def _measured(finished: RunDirectory, target: float | None) -> PlainDict:
+    """The values of a finished run, by its summary.json."""
+    summary = finished.read_json(SUMMARY)
     values = {
         **{key: summary[key] for key in ("final_accuracy", "best_accuracy", "best_round", "accuracy_auc", "rounds")},
         "images": summary["n_synthetic"],
@@ -43,14 +49,12 @@ def row(cell: Cell, finished: RunDirectory | None, cause: str, target: float | N
     if target is not None:
         values[TARGET] = rounds_to(finished, target)
     keys = ("config_hash", "partition_sha256", "model_sha256", "mlflow_run_id")
-    return {**known, **values, **{key: summary[key] for key in keys}, "run_directory": str(finished.path)}
+    return {**values, **{key: summary[key] for key in keys}, "run_directory": str(finished.path)}
 
 
 def rounds_to(finished: RunDirectory, target: float) -> int | None:
     """The first evaluated round whose accuracy is at least `target`; None if there is none."""
-    import pandas as pd
-
-    metrics = pd.read_parquet(finished.path / "metrics.parquet", columns=["round", "accuracy"])
+    metrics = finished.metrics()
     reached = metrics[(metrics["round"] > 0) & (metrics["accuracy"] >= target)]
     return int(reached["round"].iloc[0]) if len(reached) else None
 
@@ -83,9 +87,9 @@ def frames(rows: list[PlainDict], target: float | None) -> "tuple[pd.DataFrame, 
 def write(directory: Path, rows: list[PlainDict], target: float | None) -> None:
     """Write runs.csv, table.csv and table.txt, each complete or not at all."""
     runs, table = frames(rows, target)
-    write_atomic(directory / "runs.csv", runs.to_csv(index=False).encode())
-    write_atomic(directory / "table.csv", table.to_csv(index=False).encode())
-    write_atomic(directory / "table.txt", text(table, target).encode())
+    write_file(directory / "runs.csv", runs.to_csv(index=False).encode())
+    write_file(directory / "table.csv", table.to_csv(index=False).encode())
+    write_file(directory / "table.txt", text(table, target).encode())
 
 
 def text(table: "pd.DataFrame", target: float | None) -> str:
