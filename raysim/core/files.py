@@ -21,7 +21,7 @@ from raysim.core.records import ByteArray
 
 STALE_S = 3600.0  # a temporary file older than this belongs to no living writer
 _HEADER_LIMIT = 65_536
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the error numbers of a disk without room
 _SHUT = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -30,7 +30,7 @@ def cannot_write(path: Path, error: OSError, key: str = "output.dir") -> str:
 
     key: the key of the configuration that names another folder.
     """
-    remedy = "free space there or" if error.errno in _FULL else "make it writable or" if error.errno in _SHUT else ""
+    remedy = "free space there or" if error.errno in FULL else "make it writable or" if error.errno in _SHUT else ""
     return f"cannot write {path}: {error.strerror or error}; {f'{remedy} set'.strip()} {key} to another disk"
 
 

@@ -1,6 +1,5 @@
 """Data at a URL (s3://, gs://, https:// and whatever fsspec reads), copied once to the machine of the driver."""
 
-import errno
 import hashlib
 import json
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from raysim.core.errors import UserError
+from raysim.core.files import FULL, write_atomic
 from raysim.core.secrets import without_secrets
 
 CACHE = Path("~/.cache/raysim/data")
@@ -41,7 +41,7 @@ def local_copy(url: str) -> Path:
     except ImportError as error:
         raise UserError(f"data.path = {url!r}: {without_secrets(str(error), url)}") from error
     except Exception as error:  # each kind of URL has a library of its own, with errors of its own
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in FULL:
             told = f"{folder} has no room for a copy of it ({error.strerror}); free space there, or copy it yourself"
             raise UserError(f"data.path = {url!r}: {told}") from error
         cause = "" if str(error) == url else f": {without_secrets(str(error), url) or type(error).__name__}"
@@ -85,7 +85,7 @@ def _fetch(system: object, folder: Path, names: dict[str, str], marks: dict[str,
     """Make the folder hold exactly these files.  marks: what changes when a file does; empty: always fetch it."""
     folder.mkdir(parents=True, exist_ok=True)
     ledger = folder / ".fetched.json"
-    have = json.loads(ledger.read_text()) if ledger.exists() else {}
+    have = _read(ledger)
     for path, name in names.items():
         target = folder / name
         if not marks[path] or have.get(name) != marks[path] or not target.exists():
@@ -95,4 +95,13 @@ def _fetch(system: object, folder: Path, names: dict[str, str], marks: dict[str,
             partial.replace(target)
     for name in have.keys() - set(names.values()):
         (folder / name).unlink(missing_ok=True)
-    ledger.write_text(json.dumps({name: marks[path] for path, name in names.items()}))
+    write_atomic(ledger, json.dumps({name: marks[path] for path, name in names.items()}).encode())
+
+
+def _read(ledger: Path) -> dict[str, str]:
+    """The mark of each file that was fetched; none where the list is missing or damaged: all are fetched again."""
+    try:
+        have = json.loads(ledger.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return have if isinstance(have, dict) else {}

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from raysim.config.schema import Output
-from raysim.core.errors import UserError
+from raysim.core.errors import DiskError, UserError
+from raysim.core.files import FULL, cannot_write
 from raysim.core.persistent import persistent_path
 from raysim.core.plain import PlainDict
 from raysim.core.secrets import without_secrets
@@ -139,7 +140,7 @@ def fetch(address: str, root: Path, hashes: Collection[str], say: Callable[[str]
     """Copy runs from the place into the folder `root`: of each of these configurations the newest, unless it is there.
 
     hashes: of the configurations.  say: called with a line on each run.  Raises UserError where the place, or a file
-    that belongs to such a run, cannot be read.
+    that belongs to such a run, cannot be read, and DiskError where `root` has no room.
     """
     try:
         place = _Place(address)
@@ -153,6 +154,8 @@ def fetch(address: str, root: Path, hashes: Collection[str], say: Callable[[str]
                 say(f"fetching {name} from {without_secrets(address)}")
                 _fetch(place, name, root)
     except Exception as error:  # each kind of place has a library of its own, with errors of its own
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise DiskError(cannot_write(root, error)) from error
         raise UserError(
             f"output.mirror = {address}: cannot be read ({_cause(error, address)}); check the address, and what "
             "this machine may read there, or leave output.mirror out"

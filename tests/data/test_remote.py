@@ -131,3 +131,12 @@ def test_a_disk_without_room_for_the_copy_is_named(store, disk, tmp_path: Path):
     disk.full_after(tmp_path / "cache", 0, only_once=True)
     with pytest.raises(UserError, match=r"cache/\w+ has no room for a copy of it \(No space left on device\); free sp"):
         remote.local_copy("memory://bucket/d.npz")
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{"])
+def test_a_damaged_list_of_what_was_fetched_has_everything_fetched_again(store, content: str):
+    store.pipe({"/bucket/a/x.bin": b"one"})
+    folder = remote.local_copy("memory://bucket/a")
+    (folder / "x.bin").write_bytes(b"changed by hand")
+    (folder / ".fetched.json").write_text(content)
+    assert (remote.local_copy("memory://bucket/a") / "x.bin").read_bytes() == b"one"

@@ -13,11 +13,12 @@ from typing import Any
 import fsspec
 import pytest
 import yaml
+from full_disk import Disk
 
 import raysim
 from raysim import Result
 from raysim.commands.sweep.sweep import run_sweep
-from raysim.core.errors import ConfigError, UserError
+from raysim.core.errors import ConfigError, DiskError, UserError
 from raysim.lifecycle.mirror import Mirror, check_mirror, fetch
 
 Run = Callable[..., Result]
@@ -126,6 +127,16 @@ def test_of_a_configuration_the_newest_run_is_fetched_and_no_other(run_folder: P
         write(there / name, run_json=content)
     fetch(str(there), tmp_path / "new", {"h"}, lambda _: None)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["b-20260101-000001-0000"]
+
+
+def test_a_disk_without_room_for_a_run_is_named_and_not_the_mirror(run_folder: Path, tmp_path: Path, disk: Disk):
+    assert finished(Mirror(str(tmp_path / "there"), run_folder)) == ""
+    root = tmp_path / "elsewhere"
+    root.mkdir()
+    disk.full_after(root, 1, only_once=True)
+    with pytest.raises(DiskError, match=r"cannot write .*elsewhere: No space left on device; free space there"):
+        fetch(str(tmp_path / "there"), root, {"h"}, print)
+    assert list(root.iterdir()) == []
 
 
 def test_a_run_that_could_not_be_fetched_whole_leaves_nothing(
