@@ -23,6 +23,7 @@ from raysim.core.errors import ConfigError, DiskError, RayLost, RunError, UserEr
 from raysim.core.records import Dataset
 from raysim.core.signals import Interrupted
 from raysim.data import datasets
+from raysim.lifecycle import mirror
 from raysim.lifecycle.entry import run as run_alone
 
 
@@ -307,13 +308,13 @@ def test_a_sweep_whose_runs_are_all_finished_reads_the_index_of_runs_once(tmp_pa
     path = written(tmp_path, small | {"rounds": 1}, {"seed": [0, 1, 2]})
     sweep(path)
     read: list[Path] = []
-    index = sweep_module.RunIndex
+    index = mirror.RunIndex
 
     def counted(root: Path, say: Any) -> Any:
         read.append(root)
         return index(root, say)
 
-    monkeypatch.setattr(sweep_module, "RunIndex", counted)
+    monkeypatch.setattr(mirror, "RunIndex", counted)
     assert sweep(path).runs["status"].tolist() == ["FINISHED"] * 3
     assert len(read) == 1
 
