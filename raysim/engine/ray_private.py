@@ -19,6 +19,8 @@ Set in the environment while Ray starts (`ENVIRONMENT`):
   saves was lost in the noise.
 - RAY_task_events_report_interval_ms and RAY_enable_metrics_collection: no record of every call ever made and no
   statistics of Ray's own. They save memory that would grow with the run, no seconds.
+- RAY_worker_register_timeout_seconds: how long the process of a worker may take until Ray knows it, 60 s by default.
+  On a machine so busy that it takes longer, each would be ended and started anew for ever.
 Asked:
 - worker._global_node: which process of Ray has died. Without it Ray ends the driver without any message.
 - services.canonicalize_bootstrap_address_or_die, the call NodeInfoGcsService/CheckAlive, authentication_token_setup:
@@ -48,6 +50,7 @@ ENVIRONMENT = {
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_preload_python_modules": "torch",
+    "RAY_worker_register_timeout_seconds": "240",
 }
 TOKEN = "RAY_AUTH_TOKEN"
 _ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # asked without a token, which tells whether one is needed

@@ -27,6 +27,7 @@ from raysim.engine.liveness import lost_part
 from raysim.engine.placement import Placement, local_node, place, place_here
 from raysim.engine.pool import Pool
 from raysim.engine.ray_private import lean_environment, lean_ray, own_token
+from raysim.engine.starting import load_here
 
 START_ATTEMPTS = 2
 PROCESS_ADDRESS_BYTES = 5_000_000_000  # of a process of Ray beside the object store; few of them are ever touched
@@ -190,7 +191,8 @@ class Session:
                         attempt += 1
                         continue
                     raise RunError(
-                        f"Ray did not start on this machine, tried {attempt} times: {str(error).splitlines()[0]}"
+                        f"Ray did not start on this machine, tried {attempt} times{load_here()}: "
+                        f"{(str(error).splitlines() or [type(error).__name__])[0]}"
                     ) from error
                 self._stack.push(attempt_stack.pop_all())
                 return address
