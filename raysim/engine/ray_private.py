@@ -28,7 +28,7 @@ Asked:
 - state.actors: whether a worker that has not started has a machine and a process. Without it, one that waits for a
   machine counts as one that does not start.
 - commands.debug_status: what `ray status` shows. Without it, a run that waits for a machine cannot say why.
-- AuthenticationTokenLoader: forgets the token of an earlier Ray of this process, which a later one would refuse.
+- AuthenticationTokenLoader, Config: forget the token of an earlier Ray of this process, which a later one would refuse.
 Used in other modules, where only a message or a wait gets worse without it: the resource node:__internal_head__ and the
 file ray_bootstrap_config.yaml (engine.cluster), the text of the error of an actor that cannot start (engine.failures),
 the folder of `ray job submit` (core.persistent), the argument _temp_dir of ray.init (engine.session).
@@ -53,6 +53,7 @@ ENVIRONMENT = {
     "RAY_worker_register_timeout_seconds": "240",
 }
 TOKEN = "RAY_AUTH_TOKEN"
+TOKEN_MODE = "RAY_AUTH_MODE"
 _ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # asked without a token, which tells whether one is needed
 _NO_PROXY = [("grpc.enable_http_proxy", 0)]
 
@@ -128,21 +129,28 @@ def own_token() -> Iterator[None]:
     """A context in which this process and those that it starts have a new token, unless RAY_AUTH_TOKEN is set.
 
     Ray tries that variable first. So it neither reads a token from a file nor writes one, which everybody could read.
+    Afterwards this process may join a cluster that asks for another token, or for none.
     """
-    if os.environ.get(TOKEN):
-        yield
-        return
-    os.environ[TOKEN] = secrets.token_hex(32)
-    _forget_token()
+    mode = os.environ.get(TOKEN_MODE)
+    is_new = not os.environ.get(TOKEN)
+    if is_new:
+        os.environ[TOKEN] = secrets.token_hex(32)
+        _forget_token()
     try:
         yield
     finally:
-        os.environ.pop(TOKEN, None)
+        if is_new:
+            os.environ.pop(TOKEN, None)
+        if mode is None:
+            os.environ.pop(TOKEN_MODE, None)  # set by Ray as it starts
         _forget_token()
 
 
 def _forget_token() -> None:
-    """Let Ray look for the token again when it needs one."""
+    """Let Ray find out again whether it needs a token, and look for it."""
+    settings = _found("ray._raylet", "Config")
+    if hasattr(settings, "initialize"):
+        settings.initialize("")
     loader = _found("ray._raylet", "AuthenticationTokenLoader")
     if hasattr(loader, "instance"):
         loader.instance().reset_cache()
