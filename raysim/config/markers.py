@@ -7,6 +7,7 @@ They work on the keys of the schema, and on those of any plug-in, built-in or th
 a marker says when it has none, and it changes results unless it is marked MAY_CHANGE.
 """
 
+import functools
 import inspect
 import math
 import typing
@@ -124,6 +125,7 @@ class Key:
     prefix: str
 
 
+@functools.cache
 def markers_of(field: FieldInfo) -> tuple[object, ...]:
     """The markers of a field, also those inside a union such as `Annotated[int, AtMost(9)] | None`."""
     return (*field.metadata, *_nested(field.annotation))

@@ -1,5 +1,6 @@
 """The memory of this machine, private and shared, and whether it has a GPU."""
 
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ def shared_memory_free_bytes() -> int | None:
     return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None
 
 
+@functools.cache
 def has_gpu() -> bool:
     """Whether this process can use a GPU of this machine; imports torch."""
     import torch

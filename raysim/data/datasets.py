@@ -1,11 +1,13 @@
 """Named data sets: every one gives uint8 images, int64 labels, and a test split that training never sees."""
 
 import hashlib
+import importlib.util
 import pickle
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from raysim.config.markers import MAY_CHANGE
@@ -29,15 +31,26 @@ def digits(*, test_fraction: TestFraction = 0.2, split_seed: SplitSeed = 0) -> D
 
     Grey levels 0..16 become 0..255.  There is no official test split; a fixed fifth of each class is set apart.
     """
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
-    data = (images, bunch.target.astype(np.int64))
+    rows = _digits_rows()
+    images = np.rint(rows[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
+    data = (images, rows[:, -1].astype(np.int64))
     names = [str(d) for d in range(10)]
     return build_dataset(
         "digits", data, None, names, flips=False, test_fraction=test_fraction, split_seed=split_seed, key="data"
     )
+
+
+def _digits_rows() -> NDArray[np.float64]:
+    """The 64 grey levels and the label of each digit, from the file of scikit-learn, whose import takes a second."""
+    package = importlib.util.find_spec("sklearn")
+    for place in package.submodule_search_locations or () if package else ():
+        file = Path(place) / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return np.column_stack([bunch.data, bunch.target])
 
 
 def cifar10(*, root: Root = "data", download: Download = False) -> Dataset:

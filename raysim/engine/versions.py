@@ -1,5 +1,6 @@
 """The versions of the packages on which the bits of a result depend: equal on every node, or the run stops."""
 
+import importlib.metadata
 import platform
 from collections.abc import Mapping
 
@@ -9,13 +10,12 @@ from raysim.core.errors import UserError
 def installed() -> dict[str, str]:
     """The versions of Python and of the packages that compute, in this process, such as torch 2.14.1+cu130."""
     import numpy
-    import ray
     import torch
 
     from raysim import __version__
 
     return {
-        "python": platform.python_version(), "ray": ray.__version__, "torch": str(torch.__version__),
+        "python": platform.python_version(), "ray": importlib.metadata.version("ray"), "torch": str(torch.__version__),
         "numpy": numpy.__version__, "raysim": __version__,
     }
 

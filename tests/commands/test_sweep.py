@@ -115,7 +115,7 @@ def test_data_that_cannot_work_is_refused_for_all_cells_before_ray_starts(tmp_pa
     def started(_: object) -> None:
         raise AssertionError("Ray was started")
 
-    monkeypatch.setattr(sweep_module, "Session", started)
+    monkeypatch.setattr("raysim.engine.session.Session", started)
     path = written(tmp_path, small, {"partition.min_samples": [5, 60], "seed": [0, 1]})
     with pytest.raises(ConfigError) as refused:
         sweep(path)
@@ -129,10 +129,10 @@ def test_a_second_sweep_of_the_same_cells_is_refused_while_the_first_runs(tmp_pa
     path = written(tmp_path, small, {"seed": [0, 1]})
 
     def again(_: object) -> None:
-        monkeypatch.setattr(sweep_module, "Session", lambda _: pytest.fail("Ray was started"))
+        monkeypatch.setattr("raysim.engine.session.Session", lambda _: pytest.fail("Ray was started"))
         sweep(path)
 
-    monkeypatch.setattr(sweep_module, "Session", again)
+    monkeypatch.setattr("raysim.engine.session.Session", again)
     with pytest.raises(UserError, match=r"sweep-compare-\w+ is in use by process \d+ on \S+ since .*; wait until that"):
         sweep(path)
 
@@ -177,7 +177,10 @@ def test_a_sweep_runs_once_then_skips_and_tabulates_over_seeds(tmp_path, small, 
     written_runs = pd.read_csv(result.directory / "runs.csv")
     assert list(written_runs["run_directory"]) == list(runs["run_directory"])
 
-    monkeypatch.setattr(sweep_module, "run_experiment", lambda *_, **__: pytest.fail("a finished cell was run again"))
+    def unwanted(*_, **__):
+        pytest.fail("a finished cell was run again")
+
+    monkeypatch.setattr("raysim.lifecycle.runner.run_experiment", unwanted)
     capsys.readouterr()
     again = sweep(path)
     assert again.directory == result.directory and capsys.readouterr().out.count("finished before, in") == 4
@@ -244,7 +247,7 @@ def test_the_death_of_ray_ends_the_sweep_instead_of_failing_every_cell(tmp_path,
         tried.append(path)
         raise RayLost("Ray on this machine has died")
 
-    monkeypatch.setattr(sweep_module, "run_experiment", dead)
+    monkeypatch.setattr("raysim.lifecycle.runner.run_experiment", dead)
     with pytest.raises(RayLost):
         sweep(written(tmp_path, small, {"seed": [0, 1]}))
     assert len(tried) == 1
@@ -324,7 +327,7 @@ def test_whatever_write_of_a_sweep_fails_is_named_with_its_remedy_and_it_goes_on
 ):
     """Its only cell is finished, so that it writes its tables and no more."""
     run(small)
-    monkeypatch.setattr(sweep_module, "Session", lambda _: pytest.fail("Ray was started"))
+    monkeypatch.setattr("raysim.engine.session.Session", lambda _: pytest.fail("Ray was started"))
     path = written(tmp_path, small, {"seed": [0]})
     failed_at = []
     for n in range(100):
@@ -348,7 +351,7 @@ def test_whatever_write_of_a_sweep_fails_is_named_with_its_remedy_and_it_goes_on
 def test_a_damaged_run_is_passed_over_by_name_and_made_again(run, tmp_path, small, capsys, monkeypatch):
     """Once its summary, and once its run.json."""
     folder = run(small).directory
-    monkeypatch.setattr(sweep_module, "run_experiment", lambda *_, **__: run(small))
+    monkeypatch.setattr("raysim.lifecycle.runner.run_experiment", lambda *_, **__: run(small))
     for name in ("summary.json", "run.json"):
         (folder / name).write_text("[")
         folder = Path(sweep(written(tmp_path, small, {"seed": [0]})).runs["run_directory"][0])

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import importlib.util
 import pickle
 import struct
 
@@ -41,6 +42,16 @@ def test_digits_train_and_test_together_are_the_whole_data_set():
     both = np.concatenate([dataset.train_images, dataset.test_images]).reshape(1797, 64)
     original = np.rint(load_digits().images * 255 / 16).reshape(1797, 64).astype(np.uint8)
     assert sorted(map(bytes, both)) == sorted(map(bytes, original))
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_digits_are_read_as_scikit_learn_reads_them_also_where_its_file_has_moved(monkeypatch, found):
+    from sklearn.datasets import load_digits
+
+    if not found:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    bunch = load_digits()
+    assert (datasets._digits_rows() == np.column_stack([bunch.data, bunch.target])).all()
 
 
 def test_statistics_are_those_of_the_scaled_training_images():

@@ -1,4 +1,7 @@
-"""Many runs on one Ray: every combination of a grid, finished ones skipped, and a table over seeds at the end."""
+"""Many runs on one Ray: every combination of a grid, finished ones skipped, and a table over seeds at the end.
+
+Ray and torch are imported where a cell is left to run: a sweep that is finished shows its table without them.
+"""
 
 import hashlib
 import json
@@ -26,23 +29,22 @@ from raysim.core.records import Dataset
 from raysim.core.secrets import plain_without_secrets, without_secrets
 from raysim.core.signals import Signals
 from raysim.data.digest import digest
-from raysim.engine.session import Session
 from raysim.engine.versions import installed
 from raysim.lifecycle import resume
-from raysim.lifecycle.build import build_components, initial_model, plugin
 from raysim.lifecycle.directory import RunDirectory, folder_name
 from raysim.lifecycle.find_runs import RunIndex
 from raysim.lifecycle.identity import Identity, code_digests
 from raysim.lifecycle.mirror import Mirror, check_mirror, gather
 from raysim.lifecycle.prepare import Prepared, load_dataset, prepare
 from raysim.lifecycle.prepare import named as named_plugins
-from raysim.lifecycle.runner import run_experiment
 from raysim.tracking.process import MlflowProcess
 from raysim.tracking.tracker import check_uri
 from raysim.ui.display import Display, duration
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from raysim.engine.session import Session
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ class _Sweep:
         self._write()
         if not left:
             return
+        from raysim.engine.session import Session
+
         with Signals() as signals, Session(_widest([cell.config.resources for cell in self.grid.cells])) as session:
             signals.listen()  # Ray installs a handler of its own for SIGTERM when it starts
             began = time.monotonic()
@@ -155,8 +159,10 @@ class _Sweep:
     def _where(self, place: int, task: _Task) -> str:
         return f"[{place}/{len(self.grid.cells)}] {task.cell.name}"
 
-    def _run(self, task: _Task, session: Session) -> RunDirectory | None:
+    def _run(self, task: _Task, session: "Session") -> RunDirectory | None:
         """Run a cell; returns its finished run, or None if it failed."""
+        from raysim.lifecycle.runner import run_experiment
+
         cell = task.cell
         earlier = task.interrupted
         path = self.directory / "cells" / f"{cell.slug}.yaml"
@@ -274,6 +280,8 @@ class _Inputs:
         )
 
     def _generator(self, config: Config, prepared: Prepared) -> str:
+        from raysim.lifecycle.build import plugin
+
         key = json.dumps(config.generator.model_dump(), sort_keys=True), self._key(config)
         if key not in self._generators:
             built = plugin("generator", config.generator).build(prepared.dataset, "cpu")
@@ -282,6 +290,8 @@ class _Inputs:
 
     def _fixed(self, config: Config, prepared: Prepared) -> str:
         """Digest of the parameters that a model of the user's own does not train; those of raysim train all."""
+        from raysim.lifecycle.build import initial_model
+
         key = json.dumps([config.model.model_dump(), config.model_seed], sort_keys=True), self._key(config)
         if key not in self._models:
             self._models[key] = initial_model(config, prepared).fixed_sha256()
@@ -301,6 +311,8 @@ def _check(grid: Grid, inputs: _Inputs, index: RunIndex) -> list[_Task]:
             with blaming(named_plugins(cell.config)):
                 task = _task(cell, prepared, inputs, index)
             if task.finished is None:
+                from raysim.lifecycle.build import build_components
+
                 build_components(cell.config, prepared)
             tasks.append(task)
         except UserError as error:
