@@ -116,12 +116,14 @@ def step(run: Run, result: Result, config: dict[str, Any]) -> np.ndarray:
     from raysim.lifecycle.build import initial_model
     from raysim.lifecycle.history import History
     from raysim.lifecycle.prepare import prepare
+    from raysim.lifecycle.client_file import ClientFile
     from raysim.lifecycle.state_io import load
 
     checked = load_config(config)
     start = initial_model(checked, prepare(checked)).state().params_P
     history = History(result.directory / "history")
-    restored = load(result.directory / "checkpoints", history) or pytest.fail("no checkpoint")
+    folder = result.directory / "checkpoints"
+    restored = load(folder, history, ClientFile(folder)) or pytest.fail("no checkpoint")
     return restored.state.model.params_P.astype(np.float64) - start
 
 
