@@ -114,9 +114,9 @@ def updates_seen(run: Run, config: dict[str, Any], monkeypatch: pytest.MonkeyPat
 def step(run: Run, result: Result, config: dict[str, Any]) -> np.ndarray:
     """What round 1 added to the initial model: P."""
     from raysim.lifecycle.build import initial_model
+    from raysim.lifecycle.client_file import ClientFile
     from raysim.lifecycle.history import History
     from raysim.lifecycle.prepare import prepare
-    from raysim.lifecycle.client_file import ClientFile
     from raysim.lifecycle.state_io import load
 
     checked = load_config(config)
