@@ -350,8 +350,11 @@ def test_whatever_write_of_a_sweep_fails_is_named_with_its_remedy_and_it_goes_on
 
 def test_a_damaged_run_is_passed_over_by_name_and_made_again(run, tmp_path, small, capsys, monkeypatch):
     """Once its summary, and once its run.json."""
+    from raysim.lifecycle import runner
+
     folder = run(small).directory
-    monkeypatch.setattr("raysim.lifecycle.runner.run_experiment", lambda *_, **__: run(small))
+    original = runner.run_experiment
+    monkeypatch.setattr(runner, "run_experiment", lambda *_, **keys: original(small, session=keys["session"]))
     for name in ("summary.json", "run.json"):
         (folder / name).write_text("[")
         folder = Path(sweep(written(tmp_path, small, {"seed": [0]})).runs["run_directory"][0])
