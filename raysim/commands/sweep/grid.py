@@ -1,5 +1,6 @@
 """A sweep's YAML file: a base configuration, a grid of values, and the checked configuration of every combination."""
 
+import functools
 import itertools
 import json
 import re
@@ -36,6 +37,11 @@ class Cell:
     def name(self) -> str:
         """All labels, joined: the name of the cell in messages and tables."""
         return ", ".join(self.labels.values()) or "base"
+
+    @functools.cached_property
+    def config_hash(self) -> str:
+        """The hash of the configuration, which takes a millisecond to compute."""
+        return self.config.hash()
 
     @property
     def slug(self) -> str:

@@ -80,7 +80,7 @@ def run_sweep(file: str | Path, overrides: Iterable[str] = (), mlflow: MlflowPro
         inputs = _Inputs()
         output = grid.cells[0].config.output
         check_mirror(output.mirror, output.dir)
-        index = gather(output, {cell.config.hash() for cell in grid.cells}, display.line)
+        index = gather(output, {cell.config_hash for cell in grid.cells}, display.line)
         tasks = _check(grid, inputs, index)
         directory = _directory(grid)
         with FolderLock(directory):
@@ -260,8 +260,9 @@ class _Inputs:
             self._datasets[key] = load_dataset(config, self.notes)
         return self._datasets[key]
 
-    def identity(self, config: Config, prepared: Prepared) -> Identity:
+    def identity(self, cell: Cell, prepared: Prepared) -> Identity:
         """The identity of the inputs that a run of a cell would have now."""
+        config = cell.config
         key = self._key(config)
         if key not in self._digests:
             self._digests[key] = digest(prepared.dataset)
@@ -269,7 +270,7 @@ class _Inputs:
         if names not in self._code:
             self._code[names] = code_digests(config)
         return Identity(
-            config=config.hash(),
+            config=cell.config_hash,
             partition=prepared.partition.sha256(),
             data=self._digests[key],
             generator=self._generator(config, prepared) if prepared.quota_KC.any() else "",
@@ -326,7 +327,7 @@ def _task(cell: Cell, prepared: Prepared, inputs: _Inputs, index: RunIndex) -> _
     """Search the runs of a cell's configuration, the newest first, for one to reuse or to go on with."""
     task = _Task(cell, int(prepared.quota_KC.sum()))
     rounds = cell.config.rounds
-    identity = inputs.identity(cell.config, prepared)
+    identity = inputs.identity(cell, prepared)
     for run in index.of(identity.config):
         try:
             before = run.identity()
@@ -370,7 +371,7 @@ def _grouped(tasks: Sequence[_Task], texts: Callable[[_Task], list[str]]) -> dic
 
 def _directory(grid: Grid) -> Path:
     """Make the folder of this sweep, which is the same whenever the same cells are run."""
-    cells = [[cell.name, cell.config.hash(), cell.config.rounds] for cell in grid.cells]
+    cells = [[cell.name, cell.config_hash, cell.config.rounds] for cell in grid.cells]
     digest = hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:8]
     path = persistent_path(grid.cells[0].config.output.dir) / f"sweep-{folder_name(grid.name)}-{digest}"
     try:
