@@ -208,7 +208,7 @@ class Hosts:
         """(host, address, port, program) of every socket that listens on one of the hosts."""
         found = set()
         for host in range(1, self.count + 1):
-            for words in map(str.dataset, self.on(host, "ss -ltnpH").splitlines()):
+            for words in map(str.split, self.on(host, "ss -ltnpH").splitlines()):
                 address, _, port = words[3].rpartition(":")
                 program = re.search(r'"(.*?)"', words[-1])
                 found.add((host, address, int(port), program[1] if program else ""))
