@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from raysim.local.batched.on_cpu import CpuBatchTrainer, Member
+from raysim.local.batched.on_cpu import CpuBatchTrainer
+from raysim.local.batched.schedule import BatchedClient
 from raysim.local.contract import ClientData, Job
 from raysim.local.loop import train_client
 from raysim.local.sgd import sgd
@@ -36,17 +37,17 @@ Trained = dict[int, tuple[float, torch.Tensor]]
 """(loss, update) by client."""
 
 
-def members(model: FlatModel, start_P: torch.Tensor, datas: list[ClientData]) -> list[Member]:
+def batched_clients(model: FlatModel, start_P: torch.Tensor, datas: list[ClientData]) -> list[BatchedClient]:
     """The clients before their first step."""
-    return [Member(Job(model, start_P, LR, 1, k, data.n_real), data) for k, data in enumerate(datas)]
+    return [BatchedClient(Job(model, start_P, LR, 1, k, data.n_real), data) for k, data in enumerate(datas)]
 
 
 def alone(model: FlatModel, local: sgd, scale: ImageScale, datas: list[ClientData]) -> Trained:
     """One client after the other."""
     start, found = model.snapshot(), {}
-    for k, member in enumerate(members(model, start["params"], datas)):
+    for k, client in enumerate(batched_clients(model, start["params"], datas)):
         model.restore(start)
-        result = train_client(member.job, local, member.data, scale, seed=0)
+        result = train_client(client.job, local, client.data, scale, seed=0)
         found[k] = result.loss, model.params_P.detach() - start["params"]
     model.restore(start)
     return found
@@ -56,9 +57,9 @@ def together(batch: CpuBatchTrainer, model: FlatModel, datas: list[ClientData], 
     """In groups of `count`."""
     start_P = model.params_P.detach().clone()
     batch.most, found = count, {}
-    all_members = members(model, start_P, datas)
+    clients = batched_clients(model, start_P, datas)
     for group in batch.groups([data.n_real for data in datas], 1):
-        results = batch.train([all_members[k] for k in group], seed=0)
+        results = batch.train([clients[k] for k in group], seed=0)
         found.update({k: (r.loss, params_P - start_P) for k, (r, params_P) in zip(group, results, strict=True)})
     return found
 

@@ -86,7 +86,7 @@ def trainer(name: str, precision: str, device: str) -> Callable[[], int]:
 def together(name: str, precision: str, device: str, count: int, seconds: float) -> float:
     """Images a second of one process that trains so many clients at once."""
     from raysim.local.batched.on_gpu import VmapTrainer
-    from raysim.local.batched.schedule import Member
+    from raysim.local.batched.schedule import BatchedClient
     from raysim.local.contract import Job
     from raysim.local.sgd import sgd
     from raysim.models.flat_model import ImageScale
@@ -96,7 +96,8 @@ def together(name: str, precision: str, device: str, count: int, seconds: float)
     start_P, clients = model.snapshot()["params"], make_clients(count)
 
     def work() -> int:
-        batch.train([Member(Job(model, start_P, 0.01, 1, k, CLIENT), data) for k, data in enumerate(clients)], 0)
+        jobs = [Job(model, start_P, 0.01, 1, k, CLIENT) for k in range(count)]
+        batch.train([BatchedClient(job, data) for job, data in zip(jobs, clients, strict=True)], 0)
         return count * CLIENT
 
     work()
