@@ -2,7 +2,7 @@
 
 Runs digits with a linear model, 200 of 300 clients a round, tracked in a sqlite file, through `raysim.run`.
 
-    python benchmarks/rounds.py [--rounds 2000] [--window 40] [--clients-per-round 200]
+    python benchmarks/rounds.py [--rounds 2000] [--window 200] [--clients-per-round 200]
 
 Prints, for the rounds around each of the two: the median wall time of a round, the memory of the driver (USS), and the
 bytes and seconds of the newest checkpoint; and the ratio of the times.
@@ -63,7 +63,7 @@ def main() -> None:
     """Run, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2000)
-    parser.add_argument("--window", type=int, default=40)
+    parser.add_argument("--window", type=int, default=200)
     parser.add_argument("--clients-per-round", type=int, default=200)
     options = parser.parse_args()
     watch = Watch()
