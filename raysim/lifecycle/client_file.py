@@ -6,11 +6,9 @@ When more than half of a file is out of date, a new file with the present states
 when no checkpoint refers to it any more.
 """
 
-import contextlib
-import hashlib
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,10 @@ import numpy as np
 from raysim.core.plain import PlainDict, PlainMapping
 from raysim.engine.object_store import get, put
 from raysim.federation.state import ClientStates
+from raysim.lifecycle.appended_file import AppendedFile, Mark
 
 _HEAD = struct.Struct("<qq")  # number of the client, bytes of its arrays
 _NAME = "clients-{:06d}.states"
-
-
-class ClientFileDamaged(Exception):
-    """A file of client states does not have the content that a checkpoint recorded."""
 
 
 class ClientFile:
@@ -33,9 +28,7 @@ class ClientFile:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._path: Path | None = None
-        self._size = 0
-        self._digest = hashlib.sha256()
+        self._file: AppendedFile | None = None
         self._written: dict[int, Any] = {}  # the reference of each client's state on disk
         self._bytes: dict[int, int] = {}  # the size of its record
 
@@ -47,40 +40,35 @@ class ClientFile:
         now = dict(states.items())
         changed = {k: ref for k, ref in now.items() if self._written.get(k) != ref}
         live = sum(self._bytes.values())
-        stale = self._size - live + sum(self._bytes.get(k, 0) for k in changed)
-        if changed and (self._path is None or stale > live):
-            self._begin(self._folder / _NAME.format(round_))
+        replaced = sum(self._bytes.get(k, 0) for k in changed)
+        if changed and (self._file is None or self._file.size - live + replaced > live):
+            self._begin(AppendedFile(self._folder / _NAME.format(round_)))
             changed = now
-        if changed:
-            self._append(changed)
-        if self._path is None:
+        if self._file is None:
             return {}
-        return {"file": self._path.name, "size": self._size, "sha256": self._digest.hexdigest()}
+        if changed:
+            sizes: dict[int, int] = {}
+            self._file.append(_records(changed, sizes))
+            self._written.update(changed)
+            self._bytes.update(sizes)
+        return {"file": self._file.path.name, **vars(self._file.mark())}
 
     def read(self, mark: PlainMapping) -> ClientStates:
         """Read the states of a checkpoint's mark and put them into the object store; later writes append to its file.
 
-        Raises ClientFileDamaged where the file is missing or shorter, or differs before the mark.
+        Raises FileDamaged where the file is missing or shorter, or differs before the mark.
         """
         from safetensors.numpy import load
 
         if not mark:
             self._begin(None)
             return ClientStates()
-        path = self._folder / str(mark["file"])
-        size = int(mark["size"])
-        digest = hashlib.sha256()
-        if not path.is_file() or path.stat().st_size < size:
-            raise ClientFileDamaged(f"{path} is missing or cut short")
-        with path.open("rb") as file:
-            while block := file.read(min(size - file.tell(), 1 << 20)):
-                digest.update(block)
-            if digest.hexdigest() != mark["sha256"]:
-                raise ClientFileDamaged(f"the checksum of {path} does not match")
-            self._begin(path)
-            newest: dict[int, int] = {}  # where the arrays of each client's last record begin
-            file.seek(0)
-            while file.tell() < size:
+        found = AppendedFile(self._folder / str(mark["file"]))
+        found.go_back(Mark(mark["size"], mark["sha256"]))
+        self._begin(found)
+        newest: dict[int, int] = {}  # where the arrays of each client's last record begin
+        with found.path.open("rb") as file:
+            while file.tell() < found.size:
                 client, length = _HEAD.unpack(file.read(_HEAD.size))
                 newest[client] = file.tell()
                 self._bytes[client] = _HEAD.size + length
@@ -88,8 +76,6 @@ class ClientFile:
             for client, start in newest.items():
                 file.seek(start)
                 self._written[client] = put(load(file.read(self._bytes[client] - _HEAD.size)))
-        self._size = size
-        self._digest = digest
         return ClientStates(dict(self._written))
 
     def prune(self, marks: Iterable[PlainMapping]) -> None:
@@ -99,39 +85,20 @@ class ClientFile:
             if path.name not in named:
                 path.unlink(missing_ok=True)
 
-    def _begin(self, path: Path | None) -> None:
-        self._path = path
-        self._size = 0
-        self._digest = hashlib.sha256()
+    def _begin(self, file: AppendedFile | None) -> None:
+        self._file = file
         self._written = {}
         self._bytes = {}
 
-    def _append(self, changed: Mapping[int, Any]) -> None:
-        from safetensors.numpy import save
 
-        assert self._path is not None
-        digest = self._digest.copy()
-        sizes = {}
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as file:
-                file.truncate(self._size)  # a crash may have left more
-                for client, ref in changed.items():
-                    arrays = save(_contiguous(get(ref)))
-                    record = _HEAD.pack(client, len(arrays)) + arrays
-                    file.write(record)
-                    digest.update(record)
-                    sizes[client] = len(record)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.truncate(self._path, self._size)
-            raise OSError(error.errno, error.strerror or str(error), str(self._path)) from error
-        self._size += sum(sizes.values())
-        self._digest = digest
-        self._written.update(changed)
-        self._bytes.update(sizes)
+def _records(states: Mapping[int, Any], sizes: dict[int, int]) -> Iterator[bytes]:
+    """The record of each client, whose size is put into `sizes`."""
+    from safetensors.numpy import save
+
+    for client, ref in states.items():
+        arrays = save(_contiguous(get(ref)))
+        sizes[client] = _HEAD.size + len(arrays)
+        yield _HEAD.pack(client, len(arrays)) + arrays
 
 
 def _contiguous(arrays: Mapping[str, Any]) -> dict[str, Any]:

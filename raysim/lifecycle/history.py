@@ -5,11 +5,9 @@ field per column. A checkpoint records how long each file was at that time, and 
 truncates the files to that length, so rounds that are done again are never recorded twice.
 """
 
-import contextlib
-import hashlib
+import io
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.core.records import ClientTable
+from raysim.lifecycle.appended_file import AppendedFile, Mark
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,47 +24,21 @@ MOST_PENDING = 20_000
 """Rows that may wait in memory for the next checkpoint; more are written at once."""
 
 
-class HistoryDamaged(Exception):
-    """A file of the history does not have the content that a checkpoint recorded."""
-
-
-@dataclass(frozen=True)
-class Mark:
-    """How much of a file belongs to a checkpoint: its first `size` bytes, with this sha256."""
-
-    size: int = 0
-    sha256: str = hashlib.sha256().hexdigest()
-
-
 class RowFile:
     """One file of rows, written in blocks of columns."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self._file = AppendedFile(path)
         self._pending: list[ClientTable] = []
         self._rows = 0
-        self._size = 0
-        self._digest = hashlib.sha256()
 
     def cut(self, mark: Mark) -> None:
-        """Truncate the file to a mark.  Raises HistoryDamaged where the file is shorter, or differs before the mark."""
-        digest = hashlib.sha256()
-        if mark.size:
-            if not self.path.is_file() or self.path.stat().st_size < mark.size:
-                raise HistoryDamaged(f"{self.path} is cut short")
-            with self.path.open("rb") as file:
-                left = mark.size
-                while left and (block := file.read(min(left, 1 << 20))):
-                    digest.update(block)
-                    left -= len(block)
-            if digest.hexdigest() != mark.sha256:
-                raise HistoryDamaged(f"the checksum of {self.path} does not match")
-        if self.path.exists():
-            os.truncate(self.path, mark.size)
+        """Truncate the file to a mark.  Raises FileDamaged where the file is shorter, or differs before the mark."""
+        self._file.go_back(mark)
+        if self._file.path.exists():
+            os.truncate(self._file.path, mark.size)
         self._pending = []
         self._rows = 0
-        self._size = mark.size
-        self._digest = digest
 
     def append(self, columns: ClientTable) -> None:
         """Append rows, given as columns of equal length.  Raises OSError where many wait and cannot be written."""
@@ -80,41 +53,21 @@ class RowFile:
         Raises OSError; the rows then still wait, and are written the next time.
         """
         if self._pending:
-            block = _joined(self._pending)
-            try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._write(block)
-                self._count(self._size)
-            except OSError as error:
-                with contextlib.suppress(OSError):
-                    os.truncate(self.path, self._size)
-                raise OSError(error.errno, error.strerror or str(error), str(self.path)) from error
+            block = io.BytesIO()
+            np.save(block, _joined(self._pending), allow_pickle=False)
+            self._file.append([block.getvalue()])
             self._pending = []
             self._rows = 0
-        return Mark(self._size, self._digest.hexdigest())
-
-    def _write(self, block: NDArray[Any]) -> None:
-        with self.path.open("ab") as file:
-            file.truncate(self._size)  # a crash may have left more
-            np.save(file, block, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _count(self, start: int) -> None:
-        with self.path.open("rb") as file:
-            file.seek(start)
-            while block := file.read(1 << 20):
-                self._digest.update(block)
-        self._size = self.path.stat().st_size
+        return self._file.mark()
 
     def frame(self) -> "pd.DataFrame":
         """Read all rows, written or waiting, as a table; where a row lacks a column, it has nan."""
         import pandas as pd
 
         blocks: list[NDArray[Any]] = []
-        if self._size:
-            with self.path.open("rb") as file:
-                while file.tell() < self._size:
+        if self._file.size:
+            with self._file.path.open("rb") as file:
+                while file.tell() < self._file.size:
                     blocks.append(np.load(file, allow_pickle=False))
         if self._pending:
             blocks.append(_joined(self._pending))
@@ -143,7 +96,7 @@ class History:
         return {name: vars(file.flush()) for name, file in self._files()}
 
     def cut(self, marks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Truncate the files to a checkpoint's marks; without marks, empty them.  Raises HistoryDamaged."""
+        """Truncate the files to a checkpoint's marks; without marks, empty them.  Raises FileDamaged."""
         for name, file in self._files():
             file.cut(Mark(**marks[name]) if name in marks else Mark())
 

@@ -26,7 +26,8 @@ def find(config: Config, name: str, say: Callable[[str], object] = lambda _: Non
     equally similar ones, runs called `name` are preferred.
     """
     root = persistent_path(config.output.dir)
-    found = gather(config.output, {config.hash()}, say).of(config.hash())
+    wanted = config.hash()
+    found = gather(config.output, {wanted}, say).of(wanted)
     if found:
         newest = found[0]
         done = rounds_done(newest)

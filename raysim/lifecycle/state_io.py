@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from raysim.core.records import ModelState
 from raysim.federation.state import ClientStates, ServerState
 from raysim.lifecycle import checkpoint
-from raysim.lifecycle.client_file import ClientFile, ClientFileDamaged
-from raysim.lifecycle.history import History, HistoryDamaged
+from raysim.lifecycle.appended_file import FileDamaged
+from raysim.lifecycle.client_file import ClientFile
+from raysim.lifecycle.history import History
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -52,7 +53,6 @@ def load(directory: Path, history: History, client_file: ClientFile) -> Restored
 
     Raises CheckpointError if there are checkpoints and every one of them is damaged.
     """
-
     states = ClientStates()
 
     def restores(meta: Mapping[str, Any]) -> str:
@@ -60,7 +60,7 @@ def load(directory: Path, history: History, client_file: ClientFile) -> Restored
         try:
             history.cut(meta["history"])
             states = client_file.read(meta["clients"])
-        except (HistoryDamaged, ClientFileDamaged) as damage:
+        except FileDamaged as damage:
             return str(damage)
         return ""
 

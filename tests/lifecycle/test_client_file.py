@@ -7,7 +7,8 @@ import pytest
 
 from raysim.federation.state import ClientStates
 from raysim.lifecycle import client_file
-from raysim.lifecycle.client_file import ClientFile, ClientFileDamaged
+from raysim.lifecycle.appended_file import FileDamaged
+from raysim.lifecycle.client_file import ClientFile
 
 
 class Ref:
@@ -86,7 +87,7 @@ def test_a_changed_bit_is_noticed(tmp_path: Path, position: int):
     content = bytearray(path.read_bytes())
     content[position] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ClientFileDamaged, match="checksum"):
+    with pytest.raises(FileDamaged, match="checksum"):
         ClientFile(tmp_path).read(mark)
 
 
@@ -94,10 +95,10 @@ def test_a_file_that_is_cut_short_or_gone_is_named(tmp_path: Path):
     mark = ClientFile(tmp_path).write(1, ClientStates({0: state(1.0)}))
     path = tmp_path / mark["file"]
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ClientFileDamaged, match=str(path)):
+    with pytest.raises(FileDamaged, match=str(path)):
         ClientFile(tmp_path).read(mark)
     path.unlink()
-    with pytest.raises(ClientFileDamaged, match=str(path)):
+    with pytest.raises(FileDamaged, match=str(path)):
         ClientFile(tmp_path).read(mark)
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from raysim.lifecycle import history as module
-from raysim.lifecycle.history import History, HistoryDamaged, Mark, RowFile
+from raysim.lifecycle.appended_file import FileDamaged, Mark
+from raysim.lifecycle.history import History, RowFile
 
 
 def rows(*numbers: int, **further: float) -> dict[str, np.ndarray]:
@@ -69,7 +70,7 @@ def test_a_file_that_is_not_what_the_checkpoint_saw_is_noticed(tmp_path: Path, d
         path.write_bytes(content)
     else:
         path.unlink()
-    with pytest.raises(HistoryDamaged, match=str(path)):
+    with pytest.raises(FileDamaged, match=str(path)):
         RowFile(path).cut(mark)
 
 
