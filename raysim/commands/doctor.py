@@ -199,7 +199,7 @@ def _fit(report: Report, config: Config, name: str) -> None:
         return
     images = len(prepared.dataset.train_labels_N)
     quota = int(prepared.quota_KC.sum())
-    size = prepared.dataset.train_images.nbytes + prepared.dataset.test_images.nbytes
+    size = prepared.dataset.nbytes
     report.rows.append((
         "Config",
         f"{name}: {images:,} training images ({_gb(size)} in all), {prepared.partition.clients:,} clients, "

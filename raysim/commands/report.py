@@ -83,6 +83,8 @@ def _sweep(folder: Path, against: str | None, display: Display) -> list[Path]:
         left = json.loads(asked.read_text(encoding="utf-8"))["runs"] - len(finished) if asked.is_file() else 0
     if left:
         display.line(f"note: {left} of {left + len(finished)} runs have not finished; `raysim sweep` goes on with them")
+    for line in best_on_validation(finished):
+        display.line(line)
     if axis is not None:
         table = paired_differences(finished, axis, label)
         display.line(_text(table, label))
@@ -115,6 +117,29 @@ def _reference(runs: "pd.DataFrame", against: str | None) -> tuple[str | None, s
     raise UserError(
         f"--against = {against}: no finished run is called so{nearest(against, known)} (labels: {', '.join(known)})"
     )
+
+
+def best_on_validation(runs: "pd.DataFrame") -> list[str]:
+    """For each value of the first axis, those of the others with the highest validation accuracy (mean over seeds).
+
+    One line for each, such as `none: lr 0.05 has the highest validation accuracy`; none for a single axis, or where
+    there is no validation split.
+    """
+    axes = _axes(runs)
+    column = sweep_table.VALIDATION[1]
+    if len(axes) < 2 or column not in runs:
+        return []
+    means = runs.groupby(axes, sort=False)[column].agg(["mean", "count"]).dropna()
+    lines = []
+    for label, tried in means.groupby(level=0, sort=False):
+        best = tried["mean"].idxmax()
+        values = ", ".join(map(str, best[1:]))
+        count = int(tried["count"][best])
+        lines.append(
+            f"{label}: {values} has the highest validation accuracy, {tried['mean'][best]:.4f} of {len(tried)} tried "
+            f"({count} run{'s' if count > 1 else ''} each)"
+        )
+    return lines
 
 
 def paired_differences(runs: "pd.DataFrame", axis: str, label: str) -> "pd.DataFrame":

@@ -60,6 +60,8 @@ class DataSection(Section):
     """Use only this many test images, class-balanced; null for all."""
     public_frac: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
     """Class-balanced fraction of the training images that no client owns: for the oracle, or to pretrain on."""
+    validation_fraction: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+    """Class-balanced fraction of the training images that no client owns, on which the best round is chosen."""
     augment: list[Literal["crop", "flip"]] = []
     """Augmentation of training batches, drawn per client and round: random crop after 4-pixel padding, mirror."""
 

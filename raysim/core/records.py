@@ -38,6 +38,8 @@ class Dataset:
     mean, std: per channel, of the training images scaled to [0, 1].
     flips: whether a mirrored image keeps its label (natural images: yes; digits and letters: no).
     public_images, public_labels_N: real training images that no client owns (`data.public_frac`); None without.
+    validation_images, validation_labels_N: training images that the model is chosen on and no client owns
+    (`data.validation_fraction`); None without.
     unread: the data set's own keys that have no effect on these data, such as test_fraction beside a test split.
     """
 
@@ -52,6 +54,8 @@ class Dataset:
     flips: bool = True
     public_images: ByteArray | None = None
     public_labels_N: IntArray | None = None
+    validation_images: ByteArray | None = None
+    validation_labels_N: IntArray | None = None
     unread: tuple[str, ...] = ()
 
     @property
@@ -74,6 +78,12 @@ class Dataset:
         """Bytes of one image: one per channel and pixel."""
         height, width = self.image_size
         return self.channels * height * width
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its images."""
+        parts = (self.train_images, self.test_images, self.public_images, self.validation_images)
+        return sum(images.nbytes for images in parts if images is not None)
 
 
 class ClientDraw(Protocol):

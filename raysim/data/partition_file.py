@@ -101,8 +101,8 @@ def _check_labels(partition: Partition, labels_N: IntArray, saved: object, where
     if differ:
         raise UserError(
             f"{where}: it was made for other training labels than those of this data set (their digests or values "
-            "differ), so its rows mean other images; use the data set, data.train_samples and data.public_frac that it "
-            "was made for, or make it again with `raysim plan --save-partition`"
+            "differ), so its rows mean other images; use the data set, data.train_samples, data.public_frac and "
+            "data.validation_fraction that it was made for, or make it again with `raysim plan --save-partition`"
         )
 
 

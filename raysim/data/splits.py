@@ -82,10 +82,11 @@ def subset(dataset: Dataset, train_samples: int | None, test_samples: int | None
     """
     changed = dataset
     if train_samples is not None:
-        rows = _subset_rows(dataset.train_labels_N, dataset.classes, train_samples, "data.train_samples", at_least=1)
-        images = dataset.train_images[rows]
-        mean, std = channel_statistics(images)
-        changed = replace(changed, train_images=images, train_labels_N=dataset.train_labels_N[rows], mean=mean, std=std)
+        rows = _subset_rows(
+            dataset.train_labels_N, dataset.classes, train_samples, "data.train_samples", at_least=1,
+            apart=[key for key, labels_N in _apart(dataset).items() if labels_N is not None],
+        )
+        changed = _reduced_to(dataset, rows)
     if test_samples is not None:
         rows = _subset_rows(dataset.test_labels_N, dataset.classes, test_samples, "data.test_samples", at_least=0)
         changed = replace(changed, test_images=dataset.test_images[rows], test_labels_N=dataset.test_labels_N[rows])
@@ -111,20 +112,58 @@ def hold_out(dataset: Dataset, fraction: float) -> Dataset:
     take_C = np.array([min(max(1, fraction_of(fraction, int(n))), int(n) - 1) for n in counts_C], dtype=np.int64)
     public = choose(dataset.train_labels_N, take_C, rng.stream(0, rng.SPLIT, 3))
     rest = np.setdiff1d(np.arange(len(dataset.train_labels_N)), public)
-    images = dataset.train_images[rest]
-    mean, std = channel_statistics(images)
     return replace(
-        dataset, train_images=images, train_labels_N=dataset.train_labels_N[rest], mean=mean, std=std,
+        _reduced_to(dataset, rest),
         public_images=dataset.train_images[public], public_labels_N=dataset.train_labels_N[public],
     )
 
 
-def _subset_rows(labels_N: IntArray, classes: int, samples: int, key: str, at_least: int) -> IntArray:
+def validation_split(dataset: Dataset, fraction: float) -> Dataset:
+    """Set a class-balanced fraction of the training images apart, to choose rounds and hyper-parameters on.
+
+    The rows are the same for every seed, and chosen before `subset` cuts the rest.  Of a class of n,
+    round(fraction * n) are for validation; mean and standard deviation are those of the rest.  0 changes nothing.
+    Raises UserError for a class that would have no validation image, or no training image.
+    """
+    if fraction == 0:
+        return dataset
+    counts_C = np.bincount(dataset.train_labels_N, minlength=dataset.classes)
+    take_C = np.array([fraction_of(fraction, int(n)) for n in counts_C], dtype=np.int64)
+    for what, left_C in (("validation", take_C), ("training", counts_C - take_C)):
+        if left_C.min() == 0:
+            c = int(left_C.argmin())
+            raise UserError(
+                f"data.validation_fraction = {fraction:g}: of the {int(counts_C[c])} training images of class {c} of "
+                f"{dataset.name}, {int(take_C[c])} would be for validation, so the class would have no {what} image; "
+                f"use a {'larger' if what == 'validation' else 'smaller'} fraction"
+            )
+    rows = choose(dataset.train_labels_N, take_C, rng.stream(0, rng.SPLIT, 4))
+    return replace(
+        _reduced_to(dataset, np.setdiff1d(np.arange(len(dataset.train_labels_N)), rows)),
+        validation_images=dataset.train_images[rows], validation_labels_N=dataset.train_labels_N[rows],
+    )
+
+
+def _reduced_to(dataset: Dataset, rows: IntArray) -> Dataset:
+    """The data set with these training images alone, and their mean and standard deviation."""
+    images = dataset.train_images[rows]
+    mean, std = channel_statistics(images)
+    return replace(dataset, train_images=images, train_labels_N=dataset.train_labels_N[rows], mean=mean, std=std)
+
+
+def _apart(dataset: Dataset) -> dict[str, IntArray | None]:
+    return {"data.public_frac": dataset.public_labels_N, "data.validation_fraction": dataset.validation_labels_N}
+
+
+def _subset_rows(
+    labels_N: IntArray, classes: int, samples: int, key: str, at_least: int, apart: Sequence[str] = ()
+) -> IntArray:
+    """apart: the keys that have set training images apart."""
     least = max(1, classes * at_least)
     if not least <= samples <= len(labels_N):
         raise UserError(
-            f"{key} = {samples}: the data set has {len(labels_N)} such images of {classes} classes; "
-            f"use a number in {least}..{len(labels_N)}"
+            f"{key} = {samples}: the data set has {len(labels_N)} such images of {classes} classes"
+            f"{' beside those of ' + ' and '.join(apart) if apart else ''}; use a number in {least}..{len(labels_N)}"
         )
     counts_C = np.bincount(labels_N, minlength=classes).astype(np.int64)
     take_C = at_least + largest_remainder(counts_C - at_least, samples - classes * at_least)

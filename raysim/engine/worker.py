@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import ray
 from ray.exceptions import ObjectLostError
@@ -204,16 +204,19 @@ class Worker:
 
     # Evaluation and generation
 
-    def evaluate(self, state: "ModelState", which: Sequence[int]) -> list["ChunkResult"]:
-        """Evaluate a model on chunks of the test split.  which: their numbers."""
+    def evaluate(
+        self, state: "ModelState", which: Sequence[int], split: Literal["test", "validation"]
+    ) -> list["ChunkResult"]:
+        """Evaluate a model on chunks of a split.  which: their numbers."""
         from raysim.evaluation.accuracy import evaluate_chunks
 
         model = self.local.model
         dataset = self.dataset
         model.load(state)
-        return evaluate_chunks(
-            model, dataset.test_images, dataset.test_labels_N, dataset.classes, self.local.scale, which
-        )
+        images, labels_N = dataset.test_images, dataset.test_labels_N
+        if split == "validation" and dataset.validation_images is not None and dataset.validation_labels_N is not None:
+            images, labels_N = dataset.validation_images, dataset.validation_labels_N
+        return evaluate_chunks(model, images, labels_N, dataset.classes, self.local.scale, which)
 
     def fine_tune(
         self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], counts_KC: IntArray, options: "FineTuning"

@@ -79,15 +79,20 @@ def summarise(results: Iterable[ChunkResult]) -> dict[str, float]:
     The metrics have `accuracy_class_C` for each class C with a test image, unless there are more than CLASSES_SHOWN.
     """
     ordered = sorted(results, key=lambda r: r.chunk)
-    correct_C = np.sum([r.correct_C for r in ordered], axis=0)
     total_C = np.sum([r.total_C for r in ordered], axis=0)
     accuracy_C = by_class(ordered)
-    n = int(total_C.sum())
     shown = np.flatnonzero((total_C > 0) & (len(total_C) <= CLASSES_SHOWN))
     return {
-        "accuracy": float(correct_C.sum() / n),
-        "loss": math.fsum(r.loss_sum for r in ordered) / n,
+        **overall(ordered),
         "worst_class_accuracy": float(np.nanmin(accuracy_C)),
         "evaluated_classes": int((total_C > 0).sum()),
         **{f"accuracy_class_{c}": float(accuracy_C[c]) for c in shown},
     }
+
+
+def overall(results: Iterable[ChunkResult], prefix: str = "") -> dict[str, float]:
+    """Accuracy and mean loss on all images; chunks may come in any order.  prefix: begins the names of both."""
+    found = list(results)
+    n = int(np.sum([r.total_C for r in found]))
+    correct = int(np.sum([r.correct_C for r in found]))
+    return {f"{prefix}accuracy": correct / n, f"{prefix}loss": math.fsum(r.loss_sum for r in found) / n}

@@ -12,26 +12,29 @@ from raysim.core.rng import FINE_TUNED, stream
 from raysim.engine.pool import Pool
 from raysim.engine.schedule import Item
 from raysim.evaluation import per_client
-from raysim.evaluation.accuracy import by_class, chunks, summarise
+from raysim.evaluation.accuracy import ChunkResult, by_class, chunks, overall, summarise
 
 
 @dataclass(frozen=True)
 class Evaluator:
     """Evaluates on the workers; changes nothing of the run.
 
-    class_counts_KC: real samples per client and class, by their true labels.
+    test_images, validation_images: how many there are.  class_counts_KC: real samples per client and class, by their
+    true labels.
     """
 
     config: Config
     pool: Pool
     test_images: int
+    validation_images: int
     class_counts_KC: IntArray
 
     @classmethod
     def of(cls, config: Config, pool: Pool, partition: Partition, dataset: Dataset) -> "Evaluator":
         """For the data and the clients of a run."""
         counts_KC = per_client.class_counts(partition, dataset)
-        return cls(config, pool, len(dataset.test_labels_N), counts_KC)
+        validation = 0 if dataset.validation_labels_N is None else len(dataset.validation_labels_N)
+        return cls(config, pool, len(dataset.test_labels_N), validation, counts_KC)
 
     def due(self, number: int, model: Callable[[], Any], task: Callable[[int], ClientTask]) -> dict[str, float]:
         """The metrics that are due after round `number`.
@@ -49,12 +52,21 @@ class Evaluator:
         return every is not None and (number % every == 0 or number == self.config.rounds)
 
     def evaluate(self, model_ref: Any) -> dict[str, float]:
-        """Accuracy and loss on the test split; accuracy over clients, each on its own mix of classes."""
-        items = [Item(chunk, 1.0, f"evaluation of chunk {chunk}") for chunk in range(chunks(self.test_images))]
-        answers = self.pool.map(items, lambda actor, which: actor.evaluate.remote(model_ref, which), kind="evaluate")
-        results = [result for _, _, found in answers for result in found]
+        """Accuracy and loss on the test and the validation split; accuracy over clients, each on its own classes."""
+        results = self._on(model_ref, "test", self.test_images)
         a_K = per_client.by_client(self.class_counts_KC, by_class(results))
-        return summarise(results) | per_client.spread("client_accuracy", a_K, self.class_counts_KC.sum(axis=1))
+        row = summarise(results) | per_client.spread("client_accuracy", a_K, self.class_counts_KC.sum(axis=1))
+        if self.validation_images:
+            row |= overall(self._on(model_ref, "validation", self.validation_images), "validation_")
+        return row
+
+    def _on(self, model_ref: Any, split: str, images: int) -> list[ChunkResult]:
+        """The results on all chunks of a split of so many images."""
+        items = [Item(chunk, 1.0, f"evaluation of chunk {chunk} ({split})") for chunk in range(chunks(images))]
+        answers = self.pool.map(
+            items, lambda actor, which: actor.evaluate.remote(model_ref, which, split), kind="evaluate"
+        )
+        return [result for _, _, found in answers for result in found]
 
     def evaluate_fine_tuned(self, number: int, model_ref: Any, task: Callable[[int], ClientTask]) -> dict[str, float]:
         """Accuracy over clients of what each makes of the model by training it on its own samples (`fine_tuning`)."""

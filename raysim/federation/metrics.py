@@ -26,6 +26,9 @@ METRICS: dict[str, str] = {
     "round": "number of the round; 0 is the initial model, of which there is evaluation alone",
     "accuracy": "of the global model on the test split, in [0, 1]; only in rounds that are evaluated",
     "loss": "mean cross-entropy per image of the test split",
+    "validation_accuracy": "accuracy on the validation split, on which the best round is chosen "
+    "(data.validation_fraction); only with such a split",
+    "validation_loss": "mean cross-entropy per image of the validation split",
     "accuracy_class_{class}": "accuracy on the test images of one class, by its number",
     "worst_class_accuracy": "the lowest accuracy of a class that has test images",
     "evaluated_classes": "how many classes have test images, over which the worst is taken",

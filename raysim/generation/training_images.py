@@ -95,6 +95,12 @@ def notes_of(keys: Keys | None, dataset: Dataset, weights: str) -> list[str]:
             f"{name} were trained on {owned:,} of the {len(dataset.train_images):,} images of all clients: what is "
             "made for one client carries what others own"
         )
+    chosen_on = 0 if dataset.validation_images is None else seen(keys, dataset.validation_images)
+    if chosen_on:
+        notes.append(
+            f"{name} were trained on {chosen_on:,} of the validation images, too: validation accuracy is not quite "
+            "that on unseen images"
+        )
     if tested:
         notes.append(
             f"{name} were trained on {tested:,} of the {len(dataset.test_images):,} test images, too "

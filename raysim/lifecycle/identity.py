@@ -20,6 +20,8 @@ _DATA_NAMES = {
     "class_names": "class names",
     "public_images": "public images",
     "public_labels": "labels of public images",
+    "validation_images": "validation images",
+    "validation_labels": "validation labels",
 }
 
 

@@ -49,7 +49,7 @@ def _shared_bytes(prepared: Prepared) -> tuple[int, int]:
     """(bytes of the data set, bytes of the images to make), which all workers share."""
     dataset = prepared.dataset
     images = int(prepared.quota_KC.sum()) * dataset.image_bytes
-    return dataset.train_images.nbytes + dataset.test_images.nbytes, images
+    return dataset.nbytes, images
 
 
 def shared_memory_note(prepared: Prepared) -> list[str]:
@@ -85,7 +85,8 @@ def _mb(size: int) -> str:
 
 def totals(summary: dict[str, Any]) -> dict[str, float]:
     """The metrics of a whole run, which are logged at its last round.  summary: the content of summary.json."""
-    names = ("final_accuracy", "best_accuracy", "best_round", "accuracy_auc", "accuracy_last5", "n_synthetic")
+    names = ["final_accuracy", "best_accuracy", "best_round", "accuracy_auc", "accuracy_last5", "n_synthetic"]
+    names += [name for name in ("final_validation_accuracy", "best_validation_accuracy") if name in summary]
     seconds = {f"seconds_total_{phase}": value for phase, value in summary["seconds"].items()}
     return {**{name: summary[name] for name in names}, **seconds}
 

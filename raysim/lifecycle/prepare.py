@@ -28,17 +28,18 @@ class Prepared:
 
 
 def load_dataset(config: Config, notes: list[str] | None = None) -> Dataset:
-    """Load the configured data set, separate its public images, and reduce it to the configured numbers of samples.
+    """Load the configured data set, set public and validation images apart, and reduce it to the configured numbers.
 
     notes: messages of the data set and of the cache of decoded images are appended to it.
     """
     from raysim.data.reader import open_reader, read_dataset
-    from raysim.data.splits import hold_out, subset
+    from raysim.data.splits import hold_out, subset, validation_split
 
     name = config.data.name
     reader = open_reader(config.output.cache, [] if notes is None else notes)
     dataset = read_dataset(name, resolve("data", name), config.data.params, reader)
-    return subset(hold_out(dataset, config.data.public_frac), config.data.train_samples, config.data.test_samples)
+    dataset = validation_split(hold_out(dataset, config.data.public_frac), config.data.validation_fraction)
+    return subset(dataset, config.data.train_samples, config.data.test_samples)
 
 
 def make_partition(config: Config, dataset: Dataset) -> Partition:
@@ -46,12 +47,21 @@ def make_partition(config: Config, dataset: Dataset) -> Partition:
     section = config.partition
     seed = config.partition_seed
     draw = rng.stream(seed, rng.PARTITION) if section.stream == "raysim" else _numpy_stream(config)
-    partition = ask_partition(section.name, resolve("partition", section.name), dataset, draw, section.params)
+    try:
+        partition = ask_partition(section.name, resolve("partition", section.name), dataset, draw, section.params)
+    except UserError as error:
+        raise UserError(f"{error}{_left_by_validation(config, len(dataset.train_labels_N))}") from error
     for i, key in enumerate(MODIFIERS):
         params = getattr(section, key)
         if params is not None:
             partition = resolve("modifier", key)(partition, rng.stream(seed, rng.MODIFIER, -1, i), **params)
     return partition
+
+
+def _left_by_validation(config: Config, left: int) -> str:
+    """For a message about too few samples: how many a validation split has left to the clients."""
+    fraction = config.data.validation_fraction
+    return f" (data.validation_fraction = {fraction:g} leaves {left:,} training images)" if fraction else ""
 
 
 def partition_notes(config: Config) -> list[str]:
@@ -82,11 +92,16 @@ def make_quota(config: Config, partition: Partition) -> IntArray:
         return np.broadcast_to(np.int64(0), (partition.clients, partition.classes))  # an array without memory
     name = config.allocation.name
     counts_KC = partition.counts_KC
-    quota_KC = ask_policy(name, resolve("allocation", name), counts_KC, config.allocation.params)
+    apart = "" if partition.sizes_K.all() else _left_by_validation(config, int(partition.offsets_K1[-1]))
+    try:
+        quota_KC = ask_policy(name, resolve("allocation", name), counts_KC, config.allocation.params)
+    except UserError as error:
+        raise UserError(f"{error}{apart}") from error
     empty = np.flatnonzero(partition.sizes_K + quota_KC.sum(axis=1) == 0)
     if len(empty):
         raise UserError(
             f"client {empty[0]} has no sample, real or synthetic; raise partition.min_samples or use fewer clients"
+            f"{apart}"
         )
     return quota_KC
 

@@ -336,6 +336,9 @@ class _Run:
         return Result(metrics, summary, directory.path)
 
 
+_SHOWN = ("accuracy", "validation_accuracy", "loss", "train_loss")
+
+
 class _Progress:
     """Shows each round, and how long the remaining ones will take at the pace so far."""
 
@@ -348,5 +351,5 @@ class _Progress:
     def show(self, result: RoundResult) -> None:
         done = result.state.round
         pace_s = (time.monotonic() - self.began) / (done - self.first)
-        shown = {k: v for k, v in result.metrics.items() if k in ("accuracy", "loss", "train_loss")}
+        shown = {k: v for k, v in result.metrics.items() if k in _SHOWN}
         self.display.round(done, self.rounds, shown, pace_s * (self.rounds - done))

@@ -29,7 +29,10 @@ class Result:
     directory: Path
 
 
-EVALUATED = ("accuracy", "loss", "worst_class_accuracy", "evaluated_classes", "accuracy_class_", "client_accuracy_")
+EVALUATED = (
+    "accuracy", "loss", "validation_", "worst_class_accuracy", "evaluated_classes", "accuracy_class_",
+    "client_accuracy_",
+)
 FINE_TUNED = ("tuned_client_accuracy_",)
 
 
@@ -65,7 +68,7 @@ def not_finite(metrics: "pd.DataFrame") -> list[str]:
     """
     notes = []
     evaluated = metrics["accuracy"].notna()
-    for name, measured in (("loss", evaluated), ("train_loss", metrics["round"] > 0)):
+    for name, measured in (("loss", evaluated), ("validation_loss", evaluated), ("train_loss", metrics["round"] > 0)):
         values = metrics.loc[measured, ["round", name]] if name in metrics else metrics.iloc[:0]
         wrong = values.loc[~np.isfinite(values[name]), "round"].astype(int).tolist() if len(values) else []
         if wrong:
@@ -115,18 +118,27 @@ def _draw(
     oui_plots.oui_figures(clients, metrics, folder)
 
 
-def accuracy_summary(metrics: "pd.DataFrame") -> dict[str, float]:
-    """Final, best (with its round), mean of the last five and area under the curve of the test accuracy."""
+def accuracy_summary(metrics: "pd.DataFrame") -> dict[str, float | str]:
+    """Final, best (with its round), mean of the last five and area under the curve of the test accuracy.
+
+    The best round is the one with the highest validation accuracy, and `best_accuracy` is the test accuracy there; only
+    without a validation split is it chosen on the test split itself, which `best_chosen_on` tells.
+    """
     measured = metrics[metrics["round"] > 0].dropna(subset=["accuracy"])
     accuracy = measured["accuracy"].to_numpy()
     rounds = measured["round"].to_numpy()
-    best = int(np.argmax(accuracy))
+    validation = measured["validation_accuracy"].to_numpy() if "validation_accuracy" in measured else None
+    best = int(np.argmax(accuracy if validation is None else validation))
     return {
         "final_accuracy": float(accuracy[-1]),
         "best_accuracy": float(accuracy[best]),
         "best_round": int(rounds[best]),
+        "best_chosen_on": "test" if validation is None else "validation",
         "accuracy_last5": float(accuracy[-5:].mean()),
         "accuracy_auc": accuracy_auc(rounds, accuracy),
+        **({} if validation is None else {
+            "final_validation_accuracy": float(validation[-1]), "best_validation_accuracy": float(validation[best]),
+        }),
     }
 
 

@@ -212,9 +212,16 @@ def _accuracy(summary: PlainMapping) -> str:
     if final is None and best is None:
         return "not measured"
     parts = [f"{_number(final)} after round {summary.get('rounds')}"] if final is not None else []
-    parts += [f"best {_number(best)} in round {summary.get('best_round')}"] if best is not None else []
+    parts += [f"{_best(summary)} in round {summary.get('best_round')}"] if best is not None else []
     parts += [f"{_number(area)} on average over the rounds (AUC)"] if area is not None else []
     return ", ".join(parts)
+
+
+def _best(summary: PlainMapping) -> str:
+    """The best accuracy, and on which split its round was chosen, where that is known."""
+    chosen_on = summary.get("best_chosen_on")
+    on = f" (chosen on {'the test split' if chosen_on == 'test' else 'validation'})" if chosen_on else ""
+    return f"best{on} {_number(summary['best_accuracy'])}"
 
 
 def _clients(summary: PlainMapping, blocks: bool) -> str:

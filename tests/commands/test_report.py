@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from raysim import cli
-from raysim.commands.report import paired_differences, report
+from raysim.commands.report import best_on_validation, paired_differences, report
 from raysim.commands.sweep import table as sweep_table
 from raysim.core.errors import UserError
 
@@ -58,6 +58,24 @@ def test_a_sweep_is_shown_with_its_differences_and_curves(folder, capsys):
     assert figure == folder / "figures" / "accuracy.png" and figure.stat().st_size > 10_000
     assert "less A" in said and "+0.0100 +- 0.0283 (1/2)" in said and "+0.0500 +- ? (1/1)" in said
     assert len(pd.read_csv(folder / "paired.csv")) == 2
+
+
+def test_of_several_values_tried_the_one_with_the_highest_validation_accuracy_is_named(folder):
+    """A: 0.40 and 0.60 on validation for alpha 0.1, 0.55 for alpha 0.3 (one seed has no run): 0.55 wins."""
+    runs = pd.read_csv(folder / "runs.csv").iloc[[0, 1, 2, 4, 6]]
+    assert best_on_validation(runs) == []
+    found = best_on_validation(runs.assign(best_validation_accuracy=[0.4, 0.6, 0.55, 0.3, 0.2]))
+    assert found == [
+        "A: alpha 0.3 has the highest validation accuracy, 0.5500 of 2 tried (1 run each)",
+        "B: alpha 0.1 has the highest validation accuracy, 0.3000 of 2 tried (1 run each)",
+    ]
+
+
+def test_the_table_says_on_which_split_the_best_round_was_chosen(folder):
+    rows = pd.read_csv(folder / "runs.csv").assign(best_chosen_on="validation", rounds_to_target=3).to_dict("records")
+    sweep_table.write(folder, rows, 0.5)
+    said = (folder / "table.txt").read_text()
+    assert "the best round and the rounds to 0.5 were chosen on the validation split" in said
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,8 @@ def test_a_name_is_found_by_its_pattern_and_one_of_a_plugin_is_not(name: str, me
 
 
 def test_every_metric_and_column_of_a_run_is_described(run: Callable[..., Result], small: dict[str, Any]):
-    """With an OUI rule, noise on labels, clipping and fine-tuning, so that most of them appear."""
+    """With a validation split, an OUI rule, noise on labels, clipping and fine-tuning, so that most of them appear."""
+    small["data"] |= {"validation_fraction": 0.1}
     small["partition"] |= {"label_noise": {"fraction": 0.5, "rate": 0.4}}
     small |= {
         "aggregation": {"name": "fedoui"},

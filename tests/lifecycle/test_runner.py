@@ -113,6 +113,29 @@ def test_the_area_under_the_curve_takes_the_distance_between_evaluations_into_ac
     assert accuracy_auc([5], [0.3]) == 0.3
 
 
+def test_a_validation_split_is_measured_with_the_test_split_and_no_client_trains_on_it(
+    run: Run, tracked: dict[str, Any], capfd: Any
+):
+    """143 or 144 of 1,438 digits; the run itself is that of the same images without the split's evaluation."""
+    import mlflow
+
+    data = {**tracked["data"], "validation_fraction": 0.1}
+    result = run({**tracked, "data": data, "evaluate_every": 2, "rounds": 3})
+    said = capfd.readouterr().out
+    accuracy, metrics = result.metrics["validation_accuracy"], result.metrics
+    assert accuracy.notna().tolist() == metrics["accuracy"].notna().tolist() == [True, False, True, True]
+    assert accuracy.dropna().between(0, 1).all() and (metrics["validation_loss"].dropna() > 0).all()
+    measured = metrics[1:].dropna(subset=["accuracy"])
+    best = measured["validation_accuracy"].idxmax()
+    assert result.summary["best_round"] == measured["round"][best]
+    assert result.summary["best_accuracy"] == measured["accuracy"][best]
+    assert "best (chosen on validation)" in said and "validation_accuracy 0." in said
+    logged = mlflow.MlflowClient(tracking_uri=tracked["tracking"]["uri"]).get_run(result.summary["mlflow_run_id"])
+    assert {"validation_accuracy", "validation_loss", "best_validation_accuracy"} <= set(logged.data.metrics)
+    identity = json.loads((result.directory / "run.json").read_text())
+    assert "validation_images" in identity["data"]
+
+
 def test_rounds_without_evaluation_have_no_accuracy_and_the_last_always_has(run: Run, small: dict[str, Any]):
     metrics = run({**small, "rounds": 5, "evaluate_every": 2}).metrics
     assert metrics["accuracy"].notna().tolist() == [True, False, True, False, True, True]

@@ -40,6 +40,17 @@ def test_fewer_than_five_rounds_are_all_averaged():
     assert summary["accuracy_last5"] == pytest.approx(0.2)
 
 
+def test_with_a_validation_split_the_best_round_is_chosen_on_it_and_the_test_split_is_only_read_there():
+    """Validation is best in round 2, where the test accuracy is 0.4; the test split alone would have chosen round 3."""
+    metrics = pd.DataFrame({"round": [0, 1, 2, 3], "accuracy": [0.9, 0.3, 0.4, 0.6]})
+    on_test = results.accuracy_summary(metrics)
+    found = results.accuracy_summary(metrics.assign(validation_accuracy=[0.9, 0.3, 0.7, 0.5]))
+    assert (on_test["best_accuracy"], on_test["best_round"], on_test["best_chosen_on"]) == (0.6, 3, "test")
+    assert (found["best_accuracy"], found["best_round"], found["best_chosen_on"]) == (0.4, 2, "validation")
+    assert (found["final_validation_accuracy"], found["best_validation_accuracy"]) == (0.5, 0.7)
+    assert on_test.keys() == found.keys() - {"final_validation_accuracy", "best_validation_accuracy"}
+
+
 def test_the_final_accuracy_of_each_class_is_that_of_the_last_evaluated_round():
     metrics = pd.DataFrame({"accuracy": [0.1, 0.2, np.nan], "accuracy_class_0": [0.5, 0.6, np.nan]})
     assert results.accuracy_by_class(metrics, 2) == [0.6, None]

@@ -18,7 +18,8 @@ from raysim.core.validation import nearest, show
 
 METHOD = "method"
 _Axes = dict[str, list[tuple[str, list[str]]]]  # (label, overrides) of each value, by axis
-_KEYS = ("base", "grid", "target_accuracy")
+_KEYS = ("base", "grid", "target_accuracy", "compare")
+COMPARE = ("equal_images", "equal_epochs", "equal_steps")
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """A whole sweep.  notes: messages about what was changed when the configurations were read."""
+    """A whole sweep.
+
+    notes: messages about what was changed when the configurations were read.  compare: what is to be equal in all
+    cells on the same clients, of COMPARE.
+    """
 
     name: str
     cells: list[Cell]
     target_accuracy: float | None
     notes: list[str]
+    compare: tuple[str, ...] = ()
 
 
 def read_sweep(
@@ -65,7 +71,7 @@ def read_sweep(
     """Read every combination of a sweep file, and check each configuration.
 
     say: told of code that the file names, before it runs.
-    overrides: dotted keys that change the base (`rounds=2`), one axis (`grid.seed=[0]`) or `target_accuracy`.
+    overrides: dotted keys that change the base (`rounds=2`), one axis (`grid.seed=[0]`), `target_accuracy`, `compare`.
     Raises ConfigError that lists every problem of all cells, each with the cells that have it.
     """
     plain = read_yaml(path)
@@ -85,15 +91,20 @@ def read_sweep(
     # The sweep names an experiment even where no MLflow run is asked for; only a name that the user wrote is reported.
     own = f"tracking.experiment = {show(Path(path).stem)} has no effect"
     found = [note for note in found if not note.startswith(own)]
-    return Grid(Path(path).stem, cells, plain.get("target_accuracy"), list(dict.fromkeys([*notes, *found])))
+    notes = list(dict.fromkeys([*notes, *found]))
+    return Grid(Path(path).stem, cells, plain.get("target_accuracy"), notes, tuple(_as_list(plain.get("compare"))))
+
+
+def _as_list(value: Plain) -> list[Plain]:
+    return [] if value is None else value if isinstance(value, list) else [value]
 
 
 def _apply_own(plain: PlainDict, texts: list[str]) -> list[str]:
     """Apply the overrides for the sweep itself to `plain`; returns the others, which are for the base."""
     left = []
     for text, (steps, value) in zip(texts, parse_overrides(texts), strict=True):
-        if steps == ["target_accuracy"]:
-            plain["target_accuracy"] = value
+        if steps in (["target_accuracy"], ["compare"]):
+            plain[steps[0]] = value
         elif steps[0] == "grid" and len(steps) > 1 and isinstance(plain.get("grid"), dict):
             plain["grid"][".".join(steps[1:])] = value
         else:
@@ -117,6 +128,11 @@ def _problems(plain: PlainMapping) -> list[str]:
         problems += [problem for axis, values in grid.items() for problem in _axis_problems(axis, values)]
     if target is not None and (isinstance(target, bool) or not isinstance(target, int | float) or not 0 < target <= 1):
         problems.append(f"target_accuracy = {show(target)}: must be a number greater than 0 and at most 1")
+    problems += [
+        f"compare = {show(kind)}: no such comparison{nearest(str(kind), COMPARE)} ({', '.join(COMPARE)}, or a list)"
+        for kind in _as_list(plain.get("compare"))
+        if kind not in COMPARE
+    ]
     return problems
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import yaml
 
 from raysim.commands.sweep import table as sweep_table
+from raysim.commands.sweep.compare import Comparison
 from raysim.commands.sweep.grid import Cell, Grid, named, read_sweep
 from raysim.config.plugin_guard import blaming
 from raysim.config.plugin_source import with_source
@@ -87,6 +88,8 @@ def run_sweep(file: str | Path, overrides: Iterable[str] = (), mlflow: MlflowPro
             write_file(directory / "sweep.json", json.dumps({"runs": len(grid.cells)}).encode())
             for note in [*grid.notes, *inputs.notes, *_differences(tasks)]:
                 display.line(f"note: {note}")
+            if grid.compare:
+                display.line(f"compare: {', '.join(grid.compare)} in all cells on the same clients")
             done = sum(task.finished is not None for task in tasks)
             images = sum(task.images for task in tasks)
             display.line(
@@ -303,12 +306,17 @@ class _Inputs:
 
 
 def _check(grid: Grid, inputs: _Inputs, index: RunIndex) -> list[_Task]:
-    """Find out for every cell, before Ray starts, what is left to do; ConfigError for cells that cannot work."""
+    """Find out for every cell, before Ray starts, what is left to do.
+
+    Raises ConfigError for cells that cannot work, and where cells differ in what `compare` asks to be equal.
+    """
     tasks: list[_Task] = []
     found: dict[str, list[str]] = {}
+    comparison = Comparison(grid.compare)
     for cell in grid.cells:
         try:
             prepared = prepare(cell.config, inputs.dataset(cell.config))
+            comparison.add(cell, prepared)
             with blaming(named_plugins(cell.config)):
                 task = _task(cell, prepared, inputs, index)
             if task.finished is None:
@@ -318,8 +326,9 @@ def _check(grid: Grid, inputs: _Inputs, index: RunIndex) -> list[_Task]:
             tasks.append(task)
         except UserError as error:
             found.setdefault(str(error), []).append(cell.name)
-    if found:
-        raise ConfigError([f"{problem} [{named(cells)}]" for problem, cells in found.items()], f"the sweep {grid.name}")
+    problems = [f"{problem} [{named(cells)}]" for problem, cells in found.items()] + comparison.problems()
+    if problems:
+        raise ConfigError(problems, f"the sweep {grid.name}")
     return tasks
 
 

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 METRICS = ("final_accuracy", "best_accuracy", "accuracy_auc", "images", "seconds")
 TARGET = "rounds_to_target"
+VALIDATION = ("final_validation_accuracy", "best_validation_accuracy")
 HEADINGS = {
+    "best_validation_accuracy": "validation acc.",
     "final_accuracy": "final acc.", "best_accuracy": "best acc.", "accuracy_auc": "AUC acc.", "images": "images",
     "seconds": "seconds",
 }
@@ -39,6 +41,8 @@ def _measured(finished: RunDirectory, target: float | None) -> PlainDict:
     """The values of a finished run, by its summary.json."""
     summary = finished.read_json(SUMMARY)
     values = {
+        "best_chosen_on": summary.get("best_chosen_on", "test"),
+        **{key: summary[key] for key in VALIDATION if key in summary},
         **{key: summary[key] for key in ("final_accuracy", "best_accuracy", "best_round", "accuracy_auc", "rounds")},
         "images": summary["n_synthetic"],
         "images_made": summary["n_synthetic_made"],
@@ -53,9 +57,13 @@ def _measured(finished: RunDirectory, target: float | None) -> PlainDict:
 
 
 def rounds_to(finished: RunDirectory, target: float) -> int | None:
-    """The first evaluated round whose accuracy is at least `target`; None if there is none."""
+    """The first evaluated round whose accuracy is at least `target`; None if there is none.
+
+    The accuracy is that on the validation split, or where there is none, on the test split.
+    """
     metrics = finished.metrics()
-    reached = metrics[(metrics["round"] > 0) & (metrics["accuracy"] >= target)]
+    accuracy = metrics["validation_accuracy" if "validation_accuracy" in metrics else "accuracy"]
+    reached = metrics[(metrics["round"] > 0) & (accuracy >= target)]
     return int(reached["round"].iloc[0]) if len(reached) else None
 
 
@@ -68,7 +76,7 @@ def frames(rows: list[PlainDict], target: float | None) -> "tuple[pd.DataFrame, 
     import pandas as pd
 
     runs = pd.DataFrame(rows)
-    names = [*METRICS, *([TARGET] if target is not None else [])]
+    names = [*METRICS, *(name for name in VALIDATION[1:] if name in runs), *([TARGET] if target is not None else [])]
     runs = runs.reindex(columns=[*runs.columns, *(name for name in names if name not in runs.columns)])
     lines = []
     for group, members in runs.groupby("group", sort=False):
@@ -89,21 +97,33 @@ def write(directory: Path, rows: list[PlainDict], target: float | None) -> None:
     runs, table = frames(rows, target)
     write_file(directory / "runs.csv", runs.to_csv(index=False).encode())
     write_file(directory / "table.csv", table.to_csv(index=False).encode())
-    write_file(directory / "table.txt", text(table, target).encode())
+    write_file(directory / "table.txt", text(table, target, chosen_on(runs)).encode())
 
 
-def text(table: "pd.DataFrame", target: float | None) -> str:
-    """Format the table for people: one line per group, columns aligned."""
-    headings = ["", "runs", *(HEADINGS[name] for name in METRICS)]
+def chosen_on(runs: "pd.DataFrame") -> str:
+    """On which splits the best round of these runs was chosen: `validation`, `test` or both names."""
+    return " or ".join(runs["best_chosen_on"].dropna().unique()) if "best_chosen_on" in runs else ""
+
+
+def text(table: "pd.DataFrame", target: float | None, chosen_on: str = "") -> str:
+    """Format the table for people: one line per group, columns aligned.
+
+    chosen_on: the split that the best round, and the rounds to the target, were read from.
+    """
+    shown = [name for name in (*METRICS, *VALIDATION) if f"{name}_mean" in table]
+    headings = ["", "runs", *(HEADINGS[name] for name in shown)]
     headings += [f"rounds to {target:g}"] if target is not None else []
     lines = [headings]
     for _, entry in table.iterrows():
         runs = f"{entry['n']}" + (f", {entry['failed']} failed" if entry["failed"] else "")
-        cells = [str(entry["group"]), runs, *(_cell(entry, name) for name in METRICS)]
+        cells = [str(entry["group"]), runs, *(_cell(entry, name) for name in shown)]
         if target is not None:
             cells.append(f"{_cell(entry, TARGET)} ({entry['reached_target']}/{entry['n']})")
         lines.append(cells)
     notes = ["mean +- standard deviation over seeds (n - 1 in the denominator)"]
+    if chosen_on:
+        where = "the best round" + (f" and the rounds to {target:g}" if target is not None else "")
+        notes.append(f"best acc.: on the test split; {where} were chosen on the {chosen_on} split")
     notes.append("seconds: of each run, if it was resumed since then; images from the cache of earlier runs cost none")
     if target is not None:
         notes.append(f"rounds to {target:g}: over the runs that reached it (how many of all)")
