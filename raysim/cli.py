@@ -136,14 +136,15 @@ def sweep(file: str, overrides: tuple[str, ...], address: tuple[str, ...]) -> No
 @commands.command()
 @click.argument("folder", type=click.Path())
 @click.option("--against", metavar="LABEL", help="What to compare the others with; by default the first of the grid.")
-def report(folder: str, against: str | None) -> None:
+@click.option("--csv", type=click.Path(), metavar="FILE", help="Also write a row for each run of a sweep.")
+def report(folder: str, against: str | None, csv: str | None) -> None:
     """Show what a run or a sweep found: its tables, paired differences over seeds, and curves.
 
     FOLDER is that of a run or of a sweep, in output.dir. The last lines of the output are the figures.
     """
     from raysim.commands.report import report as show_report
 
-    for figure in show_report(folder, against):
+    for figure in show_report(folder, against, csv):
         click.echo(figure)
 
 

@@ -22,19 +22,24 @@ METRICS = ("final_accuracy", "best_accuracy", "accuracy_auc")
 _AXIS = "axis."
 
 
-def report(path: str | Path, against: str | None = None) -> list[Path]:
+def report(path: str | Path, against: str | None = None, csv: str | None = None) -> list[Path]:
     """Print the results in the folder of a run or a sweep; returns its figures.
 
     against: the label of a sweep that the others are compared with, seed by seed; the first one of the first axis by
     default.  A sweep's differences and curves are also written to its folder.
+    csv: a file for one row per run of a sweep, without what belongs to this machine, to be kept with the project.
     Raises UserError for a folder that is neither, or has nothing finished, and for a label that no run has.
     """
     folder = Path(path).expanduser()
     with Display() as display:
         if (folder / "runs.csv").is_file():
+            if csv is not None:
+                write_csv(folder, Path(csv).expanduser())
             return _sweep(folder, against, display)
         if not (folder / "run.json").is_file():
             raise UserError(f"{path}: not the folder of a run or a sweep; they lie in output.dir, `runs` by default")
+        if csv is not None:
+            raise UserError(f"--csv = {csv}: only the runs of a sweep make a table; {path} is one run")
         if against is not None:
             raise UserError(f"--against = {against}: only the runs of a sweep can be compared; {path} is one run")
         run = RunDirectory(folder)
@@ -46,6 +51,26 @@ def report(path: str | Path, against: str | None = None) -> list[Path]:
         if problem := run.model_problem(summary):
             display.line(f"warning: {problem}")
         return sorted((folder / "figures").glob("*.png"))
+
+
+def write_csv(folder: Path, path: Path) -> None:
+    """Write a row per run of a sweep: its results, the hash of its configuration and that of the code that made it."""
+    import pandas as pd
+
+    with readable(folder / "runs.csv"):
+        runs = pd.read_csv(folder / "runs.csv", dtype={"group": str})
+        names = runs["run_directory"] if "run_directory" in runs else [""] * len(runs)
+        runs["code"] = [_code(folder.parent / Path(str(name)).name) for name in names]
+    mine = [name for name in ("run_directory", "mlflow_run_id", "error") if name in runs]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, runs.drop(columns=mine).to_csv(index=False).encode())
+
+
+def _code(run: Path) -> str:
+    """The hash of raysim's own code that made a run; empty where its folder is gone."""
+    if not (run / "run.json").is_file():
+        return ""
+    return str(RunDirectory(run).read_json("run.json").get("code", {}).get("raysim", ""))
 
 
 def _why_not(folder: Path) -> str:

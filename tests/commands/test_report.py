@@ -78,6 +78,14 @@ def test_the_table_says_on_which_split_the_best_round_was_chosen(folder):
     assert "the best round and the rounds to 0.5 were chosen on the validation split" in said
 
 
+def test_a_row_per_run_is_written_with_the_hash_of_its_code_and_nothing_of_this_machine(folder, tmp_path):
+    (tmp_path / "A-0.1-0" / "run.json").write_text('{"code": {"raysim": "abc"}}')
+    report(folder, csv=str(tmp_path / "new" / "x.csv"))
+    rows = pd.read_csv(tmp_path / "new" / "x.csv", keep_default_na=False)
+    assert len(rows) == 8 and list(rows["code"][:2]) == ["abc", ""] and "run_directory" not in rows
+    assert list(rows["status"]).count("FAILED") == 1
+
+
 @pytest.mark.parametrize(
     ("against", "expected"),
     [("B", ["A, alpha 0.1", "A, alpha 0.3"]), ("alpha 0.3", ["A, alpha 0.1", "B, alpha 0.1"])],
