@@ -7,6 +7,7 @@ import json
 import math
 import os
 import secrets
+import stat
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -60,13 +61,18 @@ def write_file(path: Path, data: bytes, key: str = "output.dir") -> None:
 def atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` with a temporary path beside `path`, force it to the disk, and rename it into place.
 
+    Its permissions are those that the umask leaves, also where a library would give it others (safetensors: 0600).
     Raises OSError that names `path`, with the old content intact.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            temporary.touch()
+            mode = temporary.stat().st_mode
             write(temporary)
+            if temporary.stat().st_mode != mode:
+                temporary.chmod(stat.S_IMODE(mode))
             _sync(temporary)
             temporary.replace(path)
         finally:

@@ -87,7 +87,7 @@ os.register_at_fork(after_in_child=_forget_all)
 def _locked(path: Path) -> tuple[int, bool]:
     """Open and lock a file; returns it, and whether it could be locked. BlockingIOError if another has the lock."""
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # less the umask
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(file).st_nlink:

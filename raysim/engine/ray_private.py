@@ -21,6 +21,9 @@ Set in the environment while Ray starts (`ENVIRONMENT`):
   statistics of Ray's own. They save memory that would grow with the run, no seconds.
 - RAY_worker_register_timeout_seconds: how long the process of a worker may take until Ray knows it, 60 s by default.
   On a machine so busy that it takes longer, each would be ended and started anew for ever.
+Replaced while a driver starts or joins Ray (`command_without_secrets`):
+- utils.get_entrypoint_name: the command line, which Ray keeps for as long as it runs and shows on its dashboard, loses
+  its passwords. Without it they stay there for who has the token.
 Asked:
 - worker._global_node: which process of Ray has died. Without it Ray ends the driver without any message.
 - services.canonicalize_bootstrap_address_or_die, the call NodeInfoGcsService/CheckAlive, authentication_token_setup:
@@ -45,6 +48,8 @@ from typing import Any
 
 import grpc
 import ray
+
+from raysim.core.secrets import without_secrets
 
 ENVIRONMENT = {
     "RAY_task_events_report_interval_ms": "0",
@@ -101,6 +106,21 @@ def lean_ray() -> Iterator[None]:
                 stack.callback(setattr, owner, part.name, getattr(owner, part.name))
                 setattr(owner, part.name, part.value)
         yield
+
+
+@contextlib.contextmanager
+def command_without_secrets() -> Iterator[None]:
+    """A context in which Ray, which keeps the command of each driver and shows it, gets it with its secrets masked."""
+    owner, name = _found("ray._private.utils"), "get_entrypoint_name"
+    whole = getattr(owner, name, None)
+    if whole is None:
+        yield
+        return
+    setattr(owner, name, lambda: without_secrets(whole()))
+    try:
+        yield
+    finally:
+        setattr(owner, name, whole)
 
 
 def _found(module: str, name: str = "") -> Any:

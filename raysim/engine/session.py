@@ -26,7 +26,7 @@ from raysim.engine.join import RayContext, join
 from raysim.engine.liveness import lost_part
 from raysim.engine.placement import Placement, local_node, place, place_here
 from raysim.engine.pool import Pool
-from raysim.engine.ray_private import lean_environment, lean_ray, own_token
+from raysim.engine.ray_private import command_without_secrets, lean_environment, lean_ray, own_token
 from raysim.engine.starting import load_here
 
 START_ATTEMPTS = 2
@@ -206,7 +206,7 @@ class Session:
         here = local_node()
         workers = self._resources.workers
         cores = here.cpus if workers == "auto" else max(here.cpus, workers * self._resources.threads_per_worker)
-        with contextlib.ExitStack() as while_starting:
+        with command_without_secrets(), contextlib.ExitStack() as while_starting:
             if lean:
                 while_starting.enter_context(lean_environment())
                 while_starting.enter_context(lean_ray())
@@ -223,7 +223,7 @@ class Session:
     def _join(self, address: str) -> str:
         source = "resources.address" if self._resources.address else "the environment variable RAY_ADDRESS"
         self._stack.callback(_shut_down)
-        with lean_environment():
+        with lean_environment(), command_without_secrets():
             context = join(address, source, _QUIET)
         where = f"Ray cluster {context.address_info['gcs_address']} (from {source})"
         return f"{where}, its dashboard through ssh: ray dashboard CLUSTER_FILE" if context.dashboard_url else where

@@ -13,7 +13,7 @@ import pytest
 
 from raysim.core import locks
 from raysim.core.errors import UserError
-from raysim.core.locks import FolderLock, Held
+from raysim.core.locks import NAME, FolderLock, Held
 
 HOLD = """
 import os, sys, time
@@ -100,6 +100,15 @@ def test_a_lock_that_is_removed_while_another_waits_at_its_file_is_not_had_by_bo
         assert len(opened) == 2
         with pytest.raises(Held):
             FolderLock(tmp_path)
+
+
+def test_others_of_a_group_can_take_the_lock_that_a_killed_process_has_left(tmp_path: Path):
+    before = os.umask(0o007)
+    try:
+        with FolderLock(tmp_path):
+            assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o660
+    finally:
+        os.umask(before)
 
 
 def test_a_folder_without_locks_is_used_without_and_one_that_cannot_be_written_is_refused(

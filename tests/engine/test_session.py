@@ -19,6 +19,7 @@ LISTENING = """
 import json, os, sys
 from pathlib import Path
 import psutil
+from ray._private.state import state
 from raysim.config.schema import Resources
 from raysim.engine.session import Session
 ours = []
@@ -31,17 +32,19 @@ for _ in range(2):  # the second has another token
         ours.append({
             "addresses": sorted({c.laddr.ip for c in sockets if c.status == "LISTEN"}),
             "mode": oct(folder.stat().st_mode)[-3:], "token": os.environ["RAY_AUTH_TOKEN"], "where": session.where,
+            "commands": [job["Entrypoint"].split()[-1] for job in state.job_table()],
         })
 print(json.dumps(ours + [[os.environ.get("RAY_AUTH_TOKEN"), os.environ.get("RAY_AUTH_MODE")]]))
 """
 
 
 def test_a_ray_started_here_listens_on_loopback_alone_in_a_closed_folder_with_a_token_in_memory(tmp_path: Path):
-    """Also where the home directory cannot be written, where Ray would keep its token."""
+    """Also where the home directory cannot be written, where Ray would keep its token.  It is told no password."""
     (tmp_path / "file").touch()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH") and k != "RAY_ADDRESS"}
     done = subprocess.run(
-        [sys.executable, "-c", LISTENING], env={**environment, "HOME": str(tmp_path / "file" / "home")},
+        [sys.executable, "-c", LISTENING, "tracking.uri=http://me:pa55w0rd@host"],
+        env={**environment, "HOME": str(tmp_path / "file" / "home")},
         capture_output=True, text=True, timeout=300,
     )
     assert done.returncode == 0, done.stderr
@@ -49,6 +52,7 @@ def test_a_ray_started_here_listens_on_loopback_alone_in_a_closed_folder_with_a_
     for one in (first, second):
         assert {address.removeprefix("::ffff:") for address in one["addresses"]} == {"127.0.0.1"}
         assert (one["mode"], one["where"]) == ("700", "Ray started on this machine")
+        assert one["commands"] == ["tracking.uri=http://***@host"]
     assert first["token"] != second["token"] and after == [None, None]
 
 

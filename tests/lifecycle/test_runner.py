@@ -64,6 +64,21 @@ def test_the_run_directory_holds_everything_and_loads_without_pickle(run: Run, s
     assert json.loads((result.directory / "status.json").read_text())["status"] == "FINISHED"
 
 
+def test_everything_that_a_run_writes_has_the_permissions_that_the_umask_leaves(
+    run: Run, small: dict[str, Any], tmp_path: Path
+):
+    """Checkpoints, too, which safetensors would let only their owner read: others of a group can go on with a run."""
+    few_images = {"allocation": {"name": "fedeas", "total": 10}, "generator": {"name": "ddpm", "steps": 2}}
+    kept = {**small["output"], "mirror": str(tmp_path / "mirror")}
+    before = os.umask(0o007)
+    try:
+        run({**small, **few_images, "local": {"name": "scaffold"}, "output": kept})
+    finally:
+        os.umask(before)
+    written = [path for folder in ("runs", "cache", "mirror") for path in (tmp_path / folder).rglob("*")]
+    assert {(path.is_dir(), oct(path.stat().st_mode)[-3:]) for path in written} == {(True, "770"), (False, "660")}
+
+
 def test_the_summary_has_the_promised_keys_and_agrees_with_the_metrics(run: Run, small: dict[str, Any]):
     result = run(small)
     summary = json.loads((result.directory / "summary.json").read_text())
