@@ -21,9 +21,10 @@ def commands() -> None:
 
     \b
     Start here:
-      python -m raysim run experiments/quickstart.yaml
-      python -m raysim run experiments/quickstart.yaml allocation.name=none seed=3
-      python -m raysim list
+      raysim run quickstart
+      raysim run quickstart allocation=none seed=3
+      raysim list
+    Commands, names and keys are completed by the shell after: eval "$(_RAYSIM_COMPLETE=bash_source raysim)"
     """
 
 
@@ -37,35 +38,99 @@ def _joined(_: click.Context, __: click.Parameter, overrides: tuple[str, ...]) -
     return tuple(joined(overrides))
 
 
-_overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", callback=_joined)
+def _found_file(path: str) -> str:
+    from raysim.config.yaml_io import find_file
+
+    return str(find_file(path))
+
+
+def _found(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
+    return None if path is None else _found_file(path)
+
+
+def _keys(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    """For the shell: the keys that begin so."""
+    from raysim.config.load import light_keys
+
+    return [f"{key}=" for key in light_keys() if key.startswith(begun)]
+
+
+def _kinds(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    from raysim.config.registry import KINDS
+
+    return [kind for kind in KINDS if kind.startswith(begun)]
+
+
+def _names(context: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    from raysim.config.registry import KINDS, available
+
+    kind = context.params.get("kind")
+    return [name for name in available(kind) if name.startswith(begun)] if kind in KINDS else []
+
+
+_config = click.argument("config", type=click.Path(), callback=_found)
+_overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", callback=_joined, shell_complete=_keys)
 _address = click.option(
     "--address", metavar="HOST:PORT", callback=_as_override, help="A running Ray cluster: auto, or its address."
 )
 
 
+_NEWEST = "the newest"
+
+
 @commands.command()
-@click.argument("config", type=click.Path())
+@click.argument("config", type=click.Path(), required=False, callback=_found)
 @_overrides
-@click.option("--resume", is_flag=True, help="Go on with the newest run of this configuration, where it stopped.")
+@click.option(
+    "--resume", is_flag=False, flag_value=_NEWEST, metavar="[FOLDER]",
+    help="Go on where it stopped with the newest run of CONFIG, or with the run in FOLDER, which needs no CONFIG.",
+)
 @click.option("--accept-changes", is_flag=True, help="Resume although code or versions have changed since.")
+@click.option("--dry-run", is_flag=True, help="Only say what would run where, and what is wrong, as `doctor CONFIG`.")
 @_address
 def run(
-    config: str, overrides: tuple[str, ...], resume: bool, accept_changes: bool, address: tuple[str, ...]
+    config: str | None, overrides: tuple[str, ...], resume: str | None, accept_changes: bool, dry_run: bool,
+    address: tuple[str, ...],
 ) -> None:
     """Run one experiment: deal out the data, make synthetic images, train the clients, aggregate.
 
-    CONFIG is a YAML file. KEY=VALUE changes single keys, such as allocation.beta=8 or seed=3.
-    The last line of the output is the directory with everything that the run produced.
+    CONFIG is a YAML file, or the name of an example such as quickstart. KEY=VALUE changes single keys, such as
+    allocation.beta=8 or seed=3. The last line of the output is the directory with everything that the run produced.
     """
+    config, overrides, resumed = _resumed(config, overrides, resume)
+    if dry_run:
+        _examine(config, (*overrides, *address))
     click.echo(f"raysim: reading {config}")  # before the imports, which take seconds
     from raysim.lifecycle.entry import run as run_experiment
 
-    result = run_experiment(config, (*overrides, *address), resume=resume, accept_changes=accept_changes)
+    result = run_experiment(config, (*overrides, *address), resume=resumed, accept_changes=accept_changes)
     click.echo(result.directory)
 
 
+def _resumed(
+    config: str | None, overrides: tuple[str, ...], resume: str | None
+) -> tuple[str, tuple[str, ...], bool | str]:
+    """(configuration, overrides, what to resume): the word after --resume may be any of the three."""
+    resumed: bool | str = resume is not None
+    if resume is not None and resume != _NEWEST:
+        if "=" in resume and not Path(resume).exists():
+            overrides = (resume, *overrides)
+        elif Path(found := _found_file(resume)).is_file():
+            config, overrides = found, (() if config is None else (config,)) + overrides
+        else:
+            if not Path(resume).is_dir():
+                raise click.UsageError(f"--resume {resume}: there is no such folder")
+            resumed = resume
+            if config is None or ("=" in config and not Path(config).exists()):
+                overrides = (() if config is None else (config,)) + overrides
+                config = str(Path(resume) / "config.yaml")
+    if config is None:
+        raise click.UsageError("give a configuration: `raysim run quickstart`, or the path of a YAML file")
+    return config, overrides, resumed
+
+
 @commands.command()
-@click.argument("config", type=click.Path())
+@_config
 @_overrides
 def pretrain(config: str, overrides: tuple[str, ...]) -> None:
     """Train a class-conditional diffusion model that `run` can make synthetic images with.
@@ -78,7 +143,7 @@ def pretrain(config: str, overrides: tuple[str, ...]) -> None:
 
 
 @commands.command()
-@click.argument("config", type=click.Path())
+@_config
 @_overrides
 @click.option("--policies", metavar="NAME,...", help="Policies to compare; by default every built-in one.")
 @click.option("--betas", metavar="BETA,...", help="Budgets of FedEAS to tabulate, such as 4,8,12,16.")
@@ -117,7 +182,7 @@ def plan(
 
 
 @commands.command()
-@click.argument("file", type=click.Path())
+@click.argument("file", type=click.Path(), callback=_found)
 @_overrides
 @_address
 def sweep(file: str, overrides: tuple[str, ...], address: tuple[str, ...]) -> None:
@@ -149,7 +214,7 @@ def report(folder: str, against: str | None, csv: str | None) -> None:
 
 
 @commands.command()
-@click.argument("config", type=click.Path(), required=False)
+@click.argument("config", type=click.Path(), required=False, callback=_found)
 @_overrides
 @_address
 def doctor(config: str | None, overrides: tuple[str, ...], address: tuple[str, ...]) -> None:
@@ -157,11 +222,25 @@ def doctor(config: str | None, overrides: tuple[str, ...], address: tuple[str, .
 
     With CONFIG, also whether that configuration would start here. Exit code 2 if something is wrong.
     """
+    _examine(config, (*overrides, *address))
+
+
+def _examine(config: str | None, overrides: tuple[str, ...]) -> NoReturn:
     from raysim.commands.doctor import examine
 
-    report = examine(config, (*overrides, *address))
+    report = examine(config, overrides)
     click.echo("\n".join(report.lines()))
     sys.exit(2 if report.wrong else 0)
+
+
+@commands.command()
+@click.argument("folder", type=click.Path(), default="experiments")
+def init(folder: str) -> None:
+    """Copy the examples that come with raysim into FOLDER (by default ./experiments), to be changed there."""
+    from raysim.commands.init import init as copy_examples
+
+    copied = copy_examples(folder)
+    click.echo(f"{copied} holds the examples; begin with: raysim run {copied / 'quickstart.yaml'}")
 
 
 @commands.group()
@@ -192,8 +271,8 @@ def cache_clear(folder: str | None) -> None:
 
 
 @commands.command("list")
-@click.argument("kind", required=False)
-@click.argument("name", required=False)
+@click.argument("kind", required=False, shell_complete=_kinds)
+@click.argument("name", required=False, shell_complete=_names)
 def list_plugins(kind: str | None, name: str | None) -> None:
     """Show every plug-in that a configuration can name, by section of the configuration.
 

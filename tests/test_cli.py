@@ -1,5 +1,6 @@
 """The command line answers fast, speaks plainly, and its exit codes say how it went."""
 
+import os
 import resource
 import statistics
 import subprocess
@@ -99,7 +100,7 @@ def test_list_describes_every_plugin(kind, monkeypatch, capsys):
     [
         ([], "Usage"),
         (["runn"], "No such command 'runn'"),
-        (["run"], "Missing argument 'CONFIG'"),
+        (["run"], "give a configuration"),
         (["run", "x.yaml", "--seed", "3"], "No such option '--seed'"),
     ],
     ids=["nothing", "misspelt", "no configuration", "option"],
@@ -183,3 +184,67 @@ def test_input_that_cannot_work_is_refused_before_ray_starts(monkeypatch, capsys
 def test_a_process_that_is_given_no_configuration_names_path_and_exits_with_2(tmp_path):
     done = raysim("run", "missing.yaml", cwd=tmp_path)
     assert done.returncode == 2 and str(tmp_path / "missing.yaml") in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["cfg.yaml", "--resume"], ("cfg.yaml", (), True)),
+        (["cfg.yaml", "--resume", "rounds=9"], ("cfg.yaml", ("rounds=9",), True)),
+        (["--resume", "cfg.yaml", "rounds=9"], ("cfg.yaml", ("rounds=9",), True)),
+        (["--resume", "runs/a"], ("runs/a/config.yaml", (), "runs/a")),
+        (["--resume", "runs/a", "rounds=9"], ("runs/a/config.yaml", ("rounds=9",), "runs/a")),
+        (["cfg.yaml", "rounds=9", "--resume", "runs/a"], ("cfg.yaml", ("rounds=9",), "runs/a")),
+        (["cfg.yaml"], ("cfg.yaml", (), False)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_resume_takes_a_folder_or_none_wherever_it_stands(monkeypatch, capsys, tmp_path, arguments, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cfg.yaml").write_text("rounds: 1")
+    (tmp_path / "runs/a").mkdir(parents=True)
+    asked: list[object] = []
+
+    def run(config: str, overrides: object, *, resume: object, accept_changes: bool) -> None:
+        asked.append((config, overrides, resume))
+        raise RunError("seen")
+
+    monkeypatch.setattr("raysim.lifecycle.entry.run", run)
+    assert call(monkeypatch, capsys, "run", *arguments)[0] == 1
+    assert asked == [expected]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--resume"], ["--resume", "missing"]], ids=" ".join)
+def test_a_run_without_configuration_or_folder_is_refused(monkeypatch, capsys, arguments):
+    code, _, error = call(monkeypatch, capsys, "run", *arguments)
+    assert code == 2 and ("give a configuration" in error or "there is no such folder" in error)
+
+
+def test_a_dry_run_says_what_doctor_says_and_starts_nothing(monkeypatch, capsys):
+    code, output, _ = call(monkeypatch, capsys, "run", "quickstart", "--dry-run", "rounds=2")
+    assert code in (0, 2) and "1,770 synthetic images, 2 rounds" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("run quickstart local.l", "local.lr="), ("list loc", "local"), ("list local fedp", "fedprox")],
+)
+def test_the_shell_completes_keys_kinds_and_names(words, offered):
+    environment = {
+        **os.environ, "_RAYSIM_COMPLETE": "bash_complete", "COMP_WORDS": f"raysim {words}",
+        "COMP_CWORD": str(len(words.split())),
+    }
+    script = "from raysim.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert f"plain,{offered}" in done.stdout.splitlines()
+
+
+def test_init_copies_the_examples_once_and_spares_what_was_changed(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, capsys, "init")[0] == 0
+    assert call(monkeypatch, capsys, "init")[0] == 0
+    mine = tmp_path / "experiments/quickstart.yaml"
+    mine.write_text("rounds: 3")
+    code, _, error = call(monkeypatch, capsys, "init")
+    assert code == 2 and "quickstart.yaml" in error and mine.read_text() == "rounds: 3"
+    assert (tmp_path / "experiments/generators/digits.yaml").is_file()

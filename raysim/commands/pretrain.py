@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from raysim.config.load import apply_overrides, check_command, validate
+from raysim.config.load import apply_overrides, check_command, read_config, validate
 from raysim.config.markers import chosen, dotted, walk, without_effect
 from raysim.config.registry import check_name, check_parameters, resolve
-from raysim.config.yaml_io import read_yaml
+from raysim.config.yaml_io import find_file
 from raysim.core import rng
 from raysim.core.errors import ConfigError, DiskError, UserError
 from raysim.core.files import cannot_write, write_atomic, write_file
@@ -38,8 +38,9 @@ def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
     SIGINT, SIGTERM and SIGHUP end the training after the current step; it is saved, and Interrupted is raised.
     """
     with Display() as display, Signals() as signals:
+        source = find_file(source)
         display.line(f"raysim: reading {source}")
-        plain = read_yaml(source)
+        plain, _ = read_config(source)
         if "output" not in plain and "steps" not in plain:
             check_command(plain, "raysim pretrain", source)
         apply_overrides(plain, overrides)

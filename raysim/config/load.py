@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from raysim.config.markers import beyond_limits, chosen, dotted, without_effect
 from raysim.config.registry import KINDS, available, check_name, check_parameters, parameters, resolve
 from raysim.config.schema import MODIFIERS, PLUGIN_SECTIONS, SECTIONS, Config, Section, keys
-from raysim.config.yaml_io import parse_overrides, plain_copy, read_yaml
+from raysim.config.yaml_io import find_file, parse_overrides, plain_copy, read_yaml
 from raysim.core.errors import ConfigError
 from raysim.core.plain import Plain, PlainDict, PlainMapping
 from raysim.core.secrets import is_masked
@@ -46,8 +46,7 @@ def check_command(plain: PlainMapping, command: str, source: str | Path | None) 
 
 def key_called(word: str) -> str | None:
     """The dotted key that a person means by a single word, such as `local.lr` by lr; without importing torch."""
-    example = build({"data": {"name": "digits"}, "rounds": 1}, sections=_LIGHT)
-    names = [key.name for key in keys(example.resolved(), _LIGHT)]
+    names = light_keys()
     wanted = word.replace("-", "_")
     exact = [name for name in names if name == wanted or name.rpartition(".")[2] == wanted]
     return min(exact, key=lambda name: name.count(".")) if exact else closest(wanted, names)
@@ -56,15 +55,63 @@ def key_called(word: str) -> str | None:
 _LIGHT = ("partition", "allocation", "local", "aggregation", "server")  # sections whose plug-ins need no torch
 
 
+def light_keys() -> list[str]:
+    """The dotted keys of a configuration with the default plug-ins; without importing torch."""
+    example = build({"data": {"name": "digits"}, "rounds": 1}, sections=_LIGHT)
+    return [key.name for key in keys(example.resolved(), _LIGHT)]
+
+
+def read_config(path: str | Path) -> tuple[PlainDict, list[str]]:
+    """(the content of a configuration file with what it includes, notes on keys that lost their meaning by that).
+
+    path: as `find_file` takes it.  `include:` names one file or a list, seen from the file that has it: they are read
+    in order, each over those before it, and the file's own keys over all, as overrides on the command line would
+    change them.  The name of a plug-in in place of its section (`data: digits`) is written out.
+    Raises ConfigError for files that cannot be read, and for files that include themselves.
+    """
+    path = find_file(path)
+    return with_included(read_yaml(path), Path(path))
+
+
+def with_included(own: PlainMapping, file: Path, above: tuple[Path, ...] = ()) -> tuple[PlainDict, list[str]]:
+    """As `read_config`, for the content of `file`; above: the files that include this one."""
+    own, file = with_sections(own), file.expanduser().resolve()
+    if "include" not in own:
+        return own, []
+    if file in above:
+        raise ConfigError([f"include: {file.name} includes itself, by way of {above[-1].name}; remove one"], str(file))
+    given = own.pop("include")
+    names = given if isinstance(given, list) else [given]
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError([f"include = {show(given)}: must be the path of a file, or a list of them"], str(file))
+    plain: PlainDict = {}
+    notes: list[str] = []
+    for path in (file.parent / Path(name).expanduser() for name in names):
+        inner, more = with_included(read_yaml(path), path, (*above, file))
+        notes += [*more, *apply_overrides(plain, [], inner)]
+    return plain, [*notes, *apply_overrides(plain, [], own)]
+
+
+def with_sections(plain: PlainMapping) -> PlainDict:
+    """The mapping with `data: digits` written out as `data: {name: digits}`, and so for each section of a plug-in."""
+    return {
+        key: {"name": value} if key in PLUGIN_SECTIONS and isinstance(value, str) else value
+        for key, value in plain.items()
+    }
+
+
 def apply_overrides(plain: PlainDict, overrides: Iterable[str], changes: PlainMapping | None = None) -> list[str]:
     """Set dotted keys (`allocation.beta=8`) in place; returns notes on keys that a changed name made meaningless.
 
-    A mapping for a section (`local={epochs: 3}`) sets the keys that it names, and the section's others stay.
+    A mapping for a section (`local={epochs: 3}`) sets the keys that it names, and the section's others stay; a text
+    (`local=fedprox`) names its plug-in.
     changes: values of top-level keys, of which the same is true.  Raises ConfigError for a key that is set twice, to
     different values.
     """
     given = [([key], value) for key, value in plain_copy(changes or {}).items()]
-    assignments = _single_keys([*given, *parse_overrides(overrides)])
+    assignments = _single_keys(
+        (_names_plugin(steps, value) or steps, value) for steps, value in [*given, *parse_overrides(overrides)]
+    )
     # A changed name comes first: the file's keys for the old plug-in go, the command line's own keys stay. A whole
     # value comes before what is set inside it.
     assignments.sort(key=lambda a: (a[0][-1] != "name", len(a[0])))
@@ -82,6 +129,11 @@ def apply_overrides(plain: PlainDict, overrides: Iterable[str], changes: PlainMa
 
 
 _Assignment = tuple[list[str], Plain]
+
+
+def _names_plugin(steps: list[str], value: Plain) -> list[str] | None:
+    """The key `local.name` for `local=fedprox`; None for any other assignment."""
+    return [*steps, "name"] if len(steps) == 1 and steps[0] in PLUGIN_SECTIONS and isinstance(value, str) else None
 
 
 def _single_keys(assignments: Iterable[_Assignment]) -> list[_Assignment]:
@@ -158,8 +210,11 @@ def build(
     sections: the plug-ins whose parameters are checked (and which are therefore imported); of the others only the name.
     """
     set_by_user = frozenset(dotted(plain))
+    plain = with_sections(plain)
     plain = {**plain, **{section: _named(section, plain[section]) for section in PLUGIN_SECTIONS if section in plain}}
     problems = beyond_limits(keys(plain, sections))
+    if isinstance(plain.get("name"), str):
+        problems.append(_name_of_what(plain.pop("name")))
     config, failure = None, None
     try:
         config = Config.model_validate(plain)
@@ -211,6 +266,13 @@ def _no_such_name(section: str, name: str, problem: str) -> str:
     known = ", ".join(sorted(available(section)))
     told = f"{section}.name = {name}: {name} is {what}; write {where}"
     return f"{told} (known here: {known}, or package.module:attribute)"
+
+
+def _name_of_what(name: str) -> str:
+    """What is wrong with a `name` outside any section."""
+    homes = [f"{kind}.name" for kind in KINDS if kind != "modifier" and name in available(kind)]
+    meant = f"write {' or '.join(homes)}" if homes else "write it with its section, such as local.name"
+    return f"name = {name}: this is the name of what? {meant}"
 
 
 def _clashes(section: str, name: str, theirs: Iterable[str]) -> list[str]:
@@ -312,12 +374,12 @@ def load_config(
     say: told of code that the file names, before it runs.
     Raises ConfigError that lists every problem, each with its key, its value, what is accepted and the nearest name.
     """
-    plain = plain_copy(source) if isinstance(source, Mapping) else read_yaml(source)
+    plain, notes = (with_sections(plain_copy(source)), []) if isinstance(source, Mapping) else read_config(source)
     check_command(plain, "raysim run", None if isinstance(source, Mapping) else source)
     overrides = list(overrides) if not isinstance(overrides, str) else overrides
     if not isinstance(source, Mapping) and (code := foreign_code(plain, overrides)):
         say(f"note: {source} names code of its own, which runs with your rights: {', '.join(code)}")
-    notes = apply_overrides(plain, overrides, changes)
+    notes += apply_overrides(plain, overrides, changes)
     where = "the configuration" if isinstance(source, Mapping) else str(source)
     config = build(plain, f"{where} with the overrides given" if overrides or changes else where, sections)
     config.changes.extend(notes)

@@ -174,11 +174,36 @@ def read_yaml(path: str | Path) -> PlainDict:
     except OSError as error:
         raise ConfigError([f"{file.absolute()} cannot be read: {error.strerror}"], str(path)) from error
     if plain is None:
-        raise ConfigError(["the file is empty; experiments/quickstart.yaml is a complete example"], str(path))
+        raise ConfigError(["the file is empty; `raysim init` copies complete examples to start from"], str(path))
     if not isinstance(plain, dict):
         what = "a list" if isinstance(plain, list) else f"just {show(plain)}"
         raise ConfigError([f"the file holds {what}; it must hold `key: value` pairs, such as rounds: 30"], str(path))
     return plain
+
+
+def experiments() -> Path:
+    """The folder of the examples that come with raysim: in the package where it is installed, beside it in a clone."""
+    package = Path(__file__).parents[1]
+    return next((p for p in (package / "experiments", package.parent / "experiments") if p.is_dir()), package)
+
+
+def find_file(path: str | Path) -> str | Path:
+    """The file that a path names: as it stands, or else the example of this name in ./experiments or with raysim.
+
+    `quickstart`, `quickstart.yaml` and `experiments/quickstart.yaml` name the same example; a copy in ./experiments,
+    which may have been changed, goes before the one that comes with raysim.  A path that names none of them is returned
+    as it is, for `read_yaml` to refuse.
+    """
+    try:
+        given = Path(path)
+        if given.expanduser().exists() or given.is_absolute() or ".." in given.parts:
+            return path
+        inside = Path(*given.parts[1:]) if given.parts[:1] == ("experiments",) else given
+        name = str(inside) if inside.suffix == ".yaml" else f"{inside}.yaml"
+        found = [folder / name for folder in (Path("experiments"), experiments()) if (folder / name).is_file()]
+        return found[0] if inside.parts and found else path
+    except (OSError, TypeError, ValueError):  # a name of 300 characters, or none at all
+        return path
 
 
 def _meant(file: Path) -> str | None:
@@ -187,9 +212,8 @@ def _meant(file: Path) -> str | None:
     A file of this name wins over one with a similar name, and a folder nearby over the experiments that come with
     raysim.
     """
-    shipped = Path(__file__).parents[2] / "experiments"
     nearby = [(file if file.is_dir() else file.parent).glob("*.yaml"), Path("experiments").glob("**/*.yaml")]
-    found = [sorted(paths) for paths in (*nearby, shipped.glob("**/*.yaml"))]
+    found = [sorted(paths) for paths in (*nearby, experiments().glob("**/*.yaml"))]
     name = file.name if file.suffix in (".yaml", ".yml") else f"{file.name}.yaml"
     same = [path for paths in found for path in paths if path.stem == Path(name).stem]
     if not same:

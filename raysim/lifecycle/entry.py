@@ -3,10 +3,12 @@
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raysim.config.load import read_config
 from raysim.config.schema import Config
-from raysim.config.yaml_io import parse_overrides, read_yaml
+from raysim.config.yaml_io import parse_overrides
 from raysim.core.errors import ConfigError, UserError
 from raysim.core.records import Dataset
 from raysim.tracking.process import MlflowProcess
@@ -41,7 +43,7 @@ def run(
     source: "Source",
     overrides: Iterable[str] = (),
     *,
-    resume: bool = False,
+    resume: bool | str | Path = False,
     accept_changes: bool = False,
     session: "Session | None" = None,
     dataset: Dataset | None = None,
@@ -51,7 +53,8 @@ def run(
 
     overrides: dotted keys as on the command line (`allocation.beta=8`).  keys: top-level keys, such as rounds=5;
     a mapping sets the keys of its section that it names, and the others stay.
-    resume: go on with the newest run of this configuration, from its last checkpoint, to the same result.
+    resume: go on with the newest run of this configuration, or with the one in this folder, from its last checkpoint,
+    to the same result.
     accept_changes: resume although code or versions have changed, which may change the result.
     session, dataset: an open Ray session and a loaded data set, for runs that follow one another.
     Raises ConfigError or UserError, before Ray starts, for input that cannot work and while another run of this process
@@ -79,7 +82,7 @@ def _tracks(source: "Source", overrides: Iterable[str], keys: Mapping[str, Any])
         if isinstance(source, Config):
             plain = source.resolved()
         else:
-            plain = dict(source) if isinstance(source, Mapping) else read_yaml(source)
+            plain = dict(source) if isinstance(source, Mapping) else read_config(source)[0]
         uri = None
         changes = [(["tracking"], plain.get("tracking")), (["tracking"], keys.get("tracking"))]
         for steps, value in [*changes, *parse_overrides(overrides)]:

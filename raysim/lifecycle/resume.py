@@ -17,8 +17,12 @@ from raysim.lifecycle.mirror import gather
 MOST_SHOWN = 10
 
 
-def find(config: Config, name: str, say: Callable[[str], object] = lambda _: None) -> RunDirectory:
+def find(
+    config: Config, name: str, say: Callable[[str], object] = lambda _: None, folder: Path | None = None
+) -> RunDirectory:
     """Find the newest run of this configuration; its number of rounds may differ.  say: gets notes on damaged runs.
+
+    folder: that of the run that is meant, if it is not to be looked for.
 
     Where `output.dir` has none, `output.mirror` is searched, and what is found there is fetched.
 
@@ -27,7 +31,7 @@ def find(config: Config, name: str, say: Callable[[str], object] = lambda _: Non
     """
     root = persistent_path(config.output.dir)
     wanted = config.hash()
-    found = gather(config.output, {wanted}, say).of(wanted)
+    found = gather(config.output, {wanted}, say).of(wanted) if folder is None else [_in_folder(folder, config)]
     if found:
         newest = found[0]
         done = rounds_done(newest)
@@ -42,11 +46,26 @@ def find(config: Config, name: str, say: Callable[[str], object] = lambda _: Non
     if closest is None:
         raise UserError(f"--resume: there is no run of this configuration in {root}{mirror}; start it without --resume")
     run, changes = closest
-    shown = ", ".join(changes[:MOST_SHOWN]) + (f" and {len(changes) - MOST_SHOWN} more" if changes[MOST_SHOWN:] else "")
     raise UserError(
         f"--resume: no run in {root}{mirror} has this configuration; the closest, {run.name}, was made with other "
-        f"values ({shown}); only {', '.join(may_change_on_resume())} may change. Undo that, or start a new run"
+        f"values ({_few(changes)}); only {', '.join(may_change_on_resume())} may change. Undo that, or start a new run"
     )
+
+
+def _in_folder(folder: Path, config: Config) -> RunDirectory:
+    """The run in this folder; UserError where there is none, or where it computes something else."""
+    if not (folder / "run.json").is_file():
+        raise UserError(f"--resume {folder}: this is no folder of a run (it has no run.json); give one, or none at all")
+    before = _result_keys(folder)
+    if before is None:
+        raise UserError(f"--resume {folder}: its run.json or config.yaml is damaged; start a new run")
+    changes = differences(before, config.result_keys())
+    if changes:
+        raise UserError(
+            f"--resume {folder}: this run was made with other values ({_few(changes)}); only "
+            f"{', '.join(may_change_on_resume())} may change. Undo that, or start a new run"
+        )
+    return RunDirectory(folder)
 
 
 def check_identity(
@@ -71,6 +90,10 @@ def check_identity(
         )
     if code:
         note(f"{_list(code)} changed after round {rounds_done(directory)} (--accept-changes)")
+
+
+def _few(changes: list[str]) -> str:
+    return ", ".join(changes[:MOST_SHOWN]) + (f" and {len(changes) - MOST_SHOWN} more" if changes[MOST_SHOWN:] else "")
 
 
 def _list(items: list[str]) -> str:

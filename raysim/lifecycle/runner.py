@@ -47,7 +47,7 @@ def run_experiment(
     overrides: Iterable[str] = (),
     keys: Mapping[str, Any] | None = None,
     *,
-    resume: bool = False,
+    resume: bool | str | Path = False,
     accept_changes: bool = False,
     session: Session | None = None,
     dataset: Dataset | None = None,
@@ -70,7 +70,8 @@ def run_experiment(
         name = name or ("run" if isinstance(source, Mapping | Config) else Path(source).stem)
         for note in config.notes:
             display.line(f"note: {note}")
-        earlier = resuming.find(config, name, display.line) if resume else None
+        folder = None if isinstance(resume, bool) else Path(resume).expanduser().absolute()
+        earlier = resuming.find(config, name, display.line, folder) if resume else None
         if earlier is not None and not resuming.is_finished(earlier, config.rounds):
             owned.enter_context(FolderLock(earlier.path))
         experiment = Experiment.prepare(config, name, dataset)

@@ -3,7 +3,9 @@
 import math
 import os
 import shlex
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +15,12 @@ from raysim.core.plain import PlainMapping
 from raysim.core.secrets import plain_without_secrets, without_secrets
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 WIDTH = 100
 PLAIN_EVERY_S = 1.0
 PHASES = ("prepare", "start", "generate", "train", "dispatch", "aggregate", "evaluate", "quality", "track")
+BAR_WIDTH = 24
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -47,6 +50,8 @@ class Display:
     def line(self, text: str) -> None:
         """Print a line at once, with secrets masked; the bar stays below it."""
         text = _encodable(without_secrets(text), self._stream)
+        if self._stream.isatty():
+            text = _wrapped(text, shutil.get_terminal_size().columns)
         if self._progress is not None:
             self._progress.console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
         else:
@@ -69,12 +74,11 @@ class Display:
         pace = (now_s - self._began_s) / max(1, done - self._done_before)
         eta_s = pace * (total - done) if done > self._done_before else None
         rate = f"{1 / pace:,.0f} {unit} a second" if unit and eta_s is not None and pace > 0 else ""
-        self._show(done, total, rate, eta_s)
+        self._show(done, total, [rate] if rate else [], eta_s)
 
     def round(self, round: int, rounds: int, metrics: Mapping[str, float], eta_s: float | None) -> None:
         """Show a finished round with its metrics, for instance {"accuracy": 0.95, "loss": 0.1}.  eta_s: time left."""
-        shown = ", ".join(f"{name} {_number(value)}" for name, value in metrics.items())
-        self._show(round, rounds, shown, eta_s)
+        self._show(round, rounds, [f"{name} {_number(value)}" for name, value in metrics.items()], eta_s)
 
     def summary(self, summary: PlainMapping) -> None:
         """Print the results of the run, given the content of summary.json; keys that are missing are left out."""
@@ -103,28 +107,47 @@ class Display:
         self._stream.flush()
 
     def close(self) -> None:
-        """Stop the bar and leave the cursor on a line of its own."""
+        """Stop the bar and leave the cursor on a line of its own; a bar that is not full is wiped away."""
         if self._progress is not None:
+            self._progress.live.transient = not self._progress.finished
             self._progress.stop()
         self._progress = self._task = None
 
-    def _show(self, done: int, total: int, text: str, eta_s: float | None) -> None:
+    def _show(self, done: int, total: int, parts: list[str], eta_s: float | None) -> None:
         left = "" if eta_s is None or done >= total or not math.isfinite(eta_s) else f"{duration(eta_s)} left"
         if self._live:
-            self._draw(done, total, "  ".join(part for part in (text, left) if part))
+            self._draw(done, total, parts, left)
             return
         now_s = time.monotonic()
         if now_s - self._shown_s < PLAIN_EVERY_S and done < total:
             return
         self._shown_s = now_s
-        self.line(", ".join(part for part in (f"{self._phase} {done:,}/{total:,}", text, left) if part))
+        self.line(", ".join(part for part in (f"{self._phase} {done:,}/{total:,}", *parts, left) if part))
 
-    def _draw(self, done: int, total: int, text: str) -> None:
+    def _draw(self, done: int, total: int, parts: list[str], left: str) -> None:
         if self._progress is None or self._task is None:
             self._progress = _progress(self._stream)
             self._task = self._progress.add_task(self._phase, total=total, note="")
-            self._progress.start()
-        self._progress.update(self._task, completed=done, total=total, note=_encodable(text, self._stream))
+        room = self._progress.console.width - len(f"{self._phase} {total}/{total} ")
+        note = fitting(parts, left, room)
+        bar_width = min(BAR_WIDTH, room - len(note) - 1)
+        phase, bar, count, text = _columns(bar_width)
+        self._progress.columns = (phase, bar, count, text) if bar_width >= 4 else (phase, count, text)
+        self._progress.update(self._task, completed=done, total=total, note=_encodable(note, self._stream))
+        self._progress.start()  # which does nothing once it has begun
+
+
+def fitting(parts: Sequence[str], left: str, room: int) -> str:
+    """The parts and the time left, two spaces apart, as far as they fit into so many columns.
+
+    Those at the end go first, but the accuracy goes last of them, and the time left only after it.
+    """
+    kept = list(parts)
+    while len("  ".join([*kept, left] if left else kept)) > room and kept:
+        others = [part for part in kept if not part.startswith("accuracy")]
+        kept.remove(others[-1] if others else kept[-1])
+    text = "  ".join([*kept, left] if left else kept)
+    return text if len(text) <= room else ""
 
 
 class _ClosableStream:
@@ -171,18 +194,32 @@ def duration(seconds: float) -> str:
 
 def _progress(stream: TextIO) -> "Progress":
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import Progress
 
     return Progress(
-        TextColumn("{task.description}", style="bold", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
+        *_columns(BAR_WIDTH),
         console=Console(file=stream, force_terminal=True, markup=False, highlight=False, emoji=False),
         refresh_per_second=5,
         redirect_stdout=False,
         redirect_stderr=False,
     )
+
+
+def _columns(bar_width: int) -> "tuple[TextColumn, BarColumn, MofNCompleteColumn, TextColumn]":
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
+    return (
+        TextColumn("{task.description}", style="bold", markup=False),
+        BarColumn(bar_width=bar_width),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+    )
+
+
+def _wrapped(text: str, columns: int) -> str:
+    """The text in lines of at most so many columns, broken between words; a path stays whole."""
+    wrapper = textwrap.TextWrapper(max(20, columns), break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrapper.fill(line) for line in text.split("\n"))
 
 
 def _title(summary: PlainMapping) -> str:

@@ -182,7 +182,7 @@ def test_missing_required_keys_are_named_with_what_they_hold():
         ("local.lr=[0.1]", "local.lr = [0.1]: must be a number greater than 0"),
         ("local.nesterov=3", "local.nesterov = 3: must be true or false"),
         ("local=null", "local = null: must be a plug-in and its keys, such as {name: NAME, key: value}"),
-        ("local=fedprox", "local = fedprox: must be a plug-in and its keys, such as {name: fedprox, key: value}"),
+        ("local=3", "local = 3: must be a plug-in and its keys, such as {name: NAME, key: value}"),
         ("data.augment=crop", "data.augment = crop: must be a list, each entry crop or flip"),
         ("partition.rare=5", "partition.rare = 5: must be `key: value` pairs, or null"),
         ("resources.workers=many", "resources.workers = many: must be auto, or a whole number of at least 1"),
@@ -313,7 +313,7 @@ def test_a_mapping_inside_a_section_is_a_new_value_and_may_be_completed_in_any_o
     ("overrides", "problem"),
     [
         (["update={clip: 1.0}", "update.clip=2.0"], "update.clip = 1.0 and update.clip = 2.0 contradict"),
-        (["local.lr=0.1", "local=fedprox"], "local = fedprox and local.lr = 0.1 contradict each other; remove one"),
+        (["local.lr=0.1", "local=3"], "local = 3 and local.lr = 0.1 contradict each other; remove one"),
         (["allocation.total.of=full", "allocation.total=9"], "allocation.total = 9 and allocation.total.of = full"),
         (["allocation.total={of: fedeas, beta: 3}", "allocation.total.beta=4"], "allocation.total.beta = 4 contradict"),
         (["update={}"], "update = {}: names no key"),

@@ -98,3 +98,19 @@ def test_a_damaged_run_is_passed_over(tmp_path):
         folder.mkdir()
         (folder / "run.json").write_text(content)
     assert "job-1" in refusal(config(tmp_path, "local.lr=0.3"))
+
+
+def test_a_folder_is_resumed_wherever_it_is_and_although_newer_runs_are_there(tmp_path):
+    asked = config(tmp_path / "elsewhere")
+    for name in ("job-1", "job-2"):
+        run_of(config(tmp_path), name)
+    assert find(asked, "job", folder=tmp_path / "job-1").path == tmp_path / "job-1"
+
+
+def test_a_folder_that_computes_something_else_or_holds_no_run_is_refused(tmp_path):
+    run_of(config(tmp_path), "job-1")
+    with pytest.raises(UserError, match=r"seed: 0 -> 4") as caught:
+        find(config(tmp_path, "seed=4"), "job", folder=tmp_path / "job-1")
+    assert "job-1" in str(caught.value)
+    with pytest.raises(UserError, match="no folder of a run"):
+        find(config(tmp_path), "job", folder=tmp_path)

@@ -204,3 +204,56 @@ def test_epsilon_is_told_in_one_line_where_noise_is_added():
     told = "Privacy   epsilon 19.05 at delta 1e-05; summary.json says what lies outside this guarantee"
     assert " ".join(told.split()) in [" ".join(line.split()) for line in lines]
     assert "Privacy" not in summary_of(SUMMARY) and "Privacy" not in summary_of({**SUMMARY, "privacy": None})
+
+
+@pytest.mark.parametrize(
+    ("room", "shown"),
+    [
+        (80, "train_loss 0.0451  accuracy 0.9638  loss 0.0848  2 min 10 s left"),  # 64 signs
+        (63, "train_loss 0.0451  accuracy 0.9638  2 min 10 s left"),
+        (50, "accuracy 0.9638  2 min 10 s left"),
+        (31, "2 min 10 s left"),
+        (14, ""),
+    ],
+)
+def test_what_does_not_fit_is_left_out_whole_and_the_accuracy_and_the_time_left_go_last(room, shown):
+    assert display.fitting(["train_loss 0.0451", "accuracy 0.9638", "loss 0.0848"], "2 min 10 s left", room) == shown
+
+
+class Screen(io.StringIO):
+    """A terminal to write to."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("columns", "bar"), [(120, True), (50, False)])
+def test_a_narrow_terminal_keeps_the_round_the_accuracy_and_the_time_left(monkeypatch, columns, bar):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Screen()
+    with Display(stream, live=True) as shown:
+        shown.phase("round")
+        shown.round(12, 1000, {"train_loss": 0.05, "accuracy": 0.9638, "loss": 0.08}, eta_s=130.0)
+    text = stream.getvalue()
+    assert "12/1000" in text and "accuracy 0.9638" in text and "2 min 10 s left" in text
+    assert ("━" in text) == bar == ("train_loss" in text)
+
+
+def test_a_bar_that_is_not_full_is_wiped_away_and_a_full_one_stays(monkeypatch):
+    """Rich wipes a line with ESC [2K after the bar was stopped; a bar that stays is followed by a new line."""
+    monkeypatch.setenv("COLUMNS", "100")
+    ends = {}
+    for done in (1, 2):
+        stream = Screen()
+        with Display(stream, live=True) as shown:
+            shown.phase("round")
+            shown.round(done, 2, {"accuracy": 0.5}, eta_s=1.0)
+        ends[done] = stream.getvalue().rpartition("accuracy 0.5000")[2]
+    assert "\x1b[2K" in ends[1] and "\x1b[2K" not in ends[2]
+
+
+def test_long_lines_on_a_terminal_are_broken_between_words_and_paths_stay_whole(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    stream, path = Screen(), "/a/path/that/is/longer/than/the/forty/columns/of/this/terminal.yaml"
+    Display(stream, live=False).line(f"note: eight words that do not fit on one line, and {path}")
+    assert stream.getvalue().splitlines() == ["note: eight words that do not fit on one", "line, and", path]

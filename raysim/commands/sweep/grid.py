@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from raysim.config.load import apply_overrides, check_command, foreign_code, load_config
+from raysim.config.load import apply_overrides, check_command, foreign_code, load_config, read_config, with_included
 from raysim.config.schema import PLUGIN_SECTIONS, SECTIONS, Config
-from raysim.config.yaml_io import parse_overrides, plain_copy, read_yaml
+from raysim.config.yaml_io import find_file, parse_overrides, plain_copy
 from raysim.core.errors import ConfigError
 from raysim.core.plain import Plain, PlainDict, PlainMapping
 from raysim.core.secrets import plain_without_secrets, without_secrets
@@ -74,7 +74,8 @@ def read_sweep(
     overrides: dotted keys that change the base (`rounds=2`), one axis (`grid.seed=[0]`), `target_accuracy`, `compare`.
     Raises ConfigError that lists every problem of all cells, each with the cells that have it.
     """
-    plain = read_yaml(path)
+    path = find_file(path)
+    plain, _ = read_config(path)
     texts = _apply_own(plain, list(overrides))
     if "base" not in plain and "grid" not in plain:
         check_command(plain, "raysim sweep", path)
@@ -182,8 +183,8 @@ def _base(
     base: str | PlainDict, file: Path, overrides: list[str], axes: _Axes, say: Callable[[str], object]
 ) -> tuple[PlainDict, list[str]]:
     """The base with the overrides of the command line; its MLflow experiment is that of the sweep."""
-    path = file.expanduser().parent / base if isinstance(base, str) else None
-    plain = read_yaml(path) if path is not None else plain_copy(base)  # type: ignore[arg-type]
+    path = _base_file(file.expanduser().parent, base) if isinstance(base, str) else None
+    plain, notes = read_config(path) if path is not None else with_included(plain_copy(base), file)  # type: ignore[arg-type]
     code = foreign_code(plain, overrides)
     set_there = (text.partition("=") for choices in axes.values() for _, texts in choices for text in texts)
     code += [f"{key} = {json.loads(name)}" for key, _, name in set_there if key.endswith(".name") and ":" in name]
@@ -192,7 +193,14 @@ def _base(
     tracking = plain.setdefault("tracking", {})
     if isinstance(tracking, dict) and (path is not None or "experiment" not in tracking):
         tracking["experiment"] = file.stem
-    return plain, apply_overrides(plain, overrides)
+    return plain, [*notes, *apply_overrides(plain, overrides)]
+
+
+def _base_file(folder: Path, base: str) -> Path:
+    """The configuration beside the sweep's file, or else the example of this name that comes with raysim."""
+    beside = folder / Path(base).expanduser()
+    example = Path(find_file(base))
+    return example if not beside.exists() and example.is_file() else beside
 
 
 def _cells(
