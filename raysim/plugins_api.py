@@ -36,6 +36,7 @@ from raysim.core.records import (
     Weights,
 )
 from raysim.core.rng import stream
+from raysim.data.arrays import dataset_from_arrays
 from raysim.data.assigning import from_indices, from_owners
 from raysim.data.reader import Reader
 from raysim.local.sgd import sgd
@@ -74,6 +75,7 @@ __all__ = [
     "Updates",
     "UserError",
     "Weights",
+    "dataset_from_arrays",
     "from_indices",
     "from_owners",
     "normalise",

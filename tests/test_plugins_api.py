@@ -1,4 +1,4 @@
-"""The public surface for plug-ins: light to import, complete, and enough for the README's own examples."""
+"""The public surface for plug-ins: light to import, complete, and enough for the examples of the documentation."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ import torch
 
 import raysim.plugins_api
 from raysim.config.load import load_config
-from raysim.config.registry import resolve
+from raysim.config.registry import KINDS, resolve
 from raysim.core.records import RoundTable
 from raysim.lifecycle.prepare import prepare
 from raysim.local.contract import ClientData, Job
@@ -22,14 +22,14 @@ from raysim.models.architectures import linear
 from raysim.models.flat_model import FlatModel, ImageScale
 
 ROOT = Path(__file__).parents[1]
-SECTION = (ROOT / "README.md").read_text().split("## Plug-ins of your own")[1].split("\n## ")[0]
-COMMANDS = [line.split()[5:] for line in SECTION.splitlines() if line.startswith("    python -m raysim run ")]
+PAGE = (ROOT / "docs/how-to/plugins.md").read_text()
+COMMANDS = [line.split()[3:] for line in PAGE.splitlines() if line.startswith("    raysim run quickstart ")]
 
 
 @pytest.fixture
 def page(tmp_path, monkeypatch):
-    """The module of the README's section on plug-ins, as its reader would save it."""
-    [code] = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+    """The module of the page on plug-ins, as its reader would save it."""
+    code = "\n\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
     (tmp_path / "my_plugins.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     yield code
@@ -52,23 +52,34 @@ def test_importing_the_surface_loads_neither_torch_nor_ray():
     assert done.stdout == "[]\n"
 
 
-def test_the_readme_names_nothing_of_raysim_but_the_public_surface(page):
+def test_the_page_names_nothing_of_raysim_but_the_public_surface(page):
     imported = [node.module for node in ast.walk(ast.parse(page)) if isinstance(node, ast.ImportFrom)]
     assert [module for module in imported if module.startswith("raysim")] == ["raysim.plugins_api"]
-    assert set(re.findall(r"raysim\.\w+", SECTION)) == {"raysim.plugins_api"}
-    kinds = re.findall(r"`([A-Z]\w+|from_owners)`", SECTION)
-    assert kinds and not [name for name in kinds if name not in raysim.plugins_api.__all__]
 
 
-def test_the_commands_of_the_readme_find_the_examples_of_the_readme(page):
-    assert len(COMMANDS) == 2
-    first, second = (load_config(ROOT / "experiments" / "quickstart.yaml", overrides) for overrides in COMMANDS)
-    assert first.allocation.params == {"factor": 0.5}
-    assert second.aggregation.params == {"power": 0.5}
-    assert (second.local.params["lr"], second.local.params["threshold"]) == (0.002, 0.0)
+def test_the_page_has_an_example_of_each_kind_in_under_15_lines_and_its_command(page):
+    kinds = [command[0].partition("=")[0] for command in COMMANDS]
+    assert sorted(kinds) == sorted({*KINDS} - {"modifier"})
+    examples = [node for node in ast.parse(page).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    assert len(examples) == len(kinds)
+    for node in examples:
+        code = (ast.get_source_segment(page, node) or "").splitlines()
+        assert len([line for line in code if line.strip()]) < 15
 
 
-def test_the_policy_of_the_readme_fills_classes_to_the_mean(page):
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_every_command_of_the_page_runs(command, page, run, tmp_path):
+    """With the generator of the page in place of the diffusion model, which would take longer."""
+    generator = [] if command[0].startswith("generator") else ["generator=my_plugins:moved"]
+    result = run(
+        ROOT / "experiments/quickstart.yaml", [*command, *generator, "rounds=1"],
+        tracking={"uri": "none"}, resources={"workers": 2},
+        output={"dir": str(tmp_path / "runs"), "cache": str(tmp_path / "cache")},
+    )
+    assert result.summary["status"] == "FINISHED" and 0 <= result.summary["final_accuracy"] <= 1
+
+
+def test_the_policy_of_the_page_fills_classes_to_the_mean(page):
     """A client of 6 images in 3 classes has a mean of 2: a class of which it has 5 gets none, one of 0 gets 2."""
     policy = resolve("allocation", "my_plugins:fill_to_mean")
     assert policy(np.array([[5, 1, 0]])).tolist() == [[0, 1, 2]]
@@ -76,7 +87,7 @@ def test_the_policy_of_the_readme_fills_classes_to_the_mean(page):
     assert quota_KC.shape == (10, 10) and quota_KC.any()
 
 
-def test_the_algorithm_of_the_readme_moves_by_the_sign_of_the_gradient(page):
+def test_the_algorithm_of_the_page_moves_by_the_sign_of_the_gradient(page):
     """One step at learning rate 1/4 moves each parameter by -1/4, 0 or 1/4; a threshold above every slope, by 0."""
     kind = resolve("local", "my_plugins:sign_sgd")
     generator = np.random.default_rng(0)
@@ -90,7 +101,7 @@ def test_the_algorithm_of_the_readme_moves_by_the_sign_of_the_gradient(page):
         assert set(model.params_P.tolist()) == steps
 
 
-def test_the_rule_of_the_readme_weighs_a_run_by_the_root_of_the_sizes(page, run, small):
+def test_the_rule_of_the_page_weighs_a_run_by_the_root_of_the_sizes(page, run, small):
     """A client of 4 samples and one of 16 weigh 2 : 4."""
     rule = resolve("aggregation", "my_plugins:by_power")(power=0.5)
     assert rule.weights(RoundTable(1, np.array([0, 1]), np.array([4, 16])), None).w_K.tolist() == [1 / 3, 2 / 3]

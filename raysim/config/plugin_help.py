@@ -1,6 +1,7 @@
 """The keys of one plug-in, for people: what each accepts, its default, what it is for."""
 
 import inspect
+from collections.abc import Iterator
 
 from pydantic_core import to_jsonable_python
 
@@ -21,11 +22,16 @@ def describe(kind: str, name: str) -> list[str]:
     """Docstring and keys of a plug-in, built-in or `module:attribute`, as lines; UserError for an unknown one."""
     try:
         plugin = resolve(check_kind(kind), name)
-        model = parameters(plugin)
+        keys = [f"  {key}: {told}" for key, told in key_lines(kind, name)]
     except LookupError as error:
         raise UserError(f"{kind} {name}: {error}") from error
+    return [f"{kind} {name}: {inspect.cleandoc(plugin.__doc__ or '')}", "", *(keys or ["  it takes no keys"])]
+
+
+def key_lines(kind: str, name: str) -> Iterator[tuple[str, str]]:
+    """(dotted key, what it accepts, its default and purpose) of each key of a plug-in; LookupError if unknown."""
+    model = parameters(resolve(kind, name))
     prefix = f"partition.{name}" if kind == "modifier" else kind
-    lines = [f"{kind} {name}: {inspect.cleandoc(plugin.__doc__ or '')}", ""]
     schema = model.model_json_schema()
     for key, field in model.model_fields.items():
         entry = schema["properties"][key]
@@ -33,8 +39,7 @@ def describe(kind: str, name: str) -> list[str]:
         about = entry.get("description") or next(
             (branch["description"] for branch in entry.get("anyOf", []) if "description" in branch), ""
         )
-        lines.append(f"  {prefix}.{key}: {accepted(entry, schema)} ({default})" + (f". {about}" if about else ""))
-    return lines if model.model_fields else [*lines, "  it takes no keys"]
+        yield f"{prefix}.{key}", f"{accepted(entry, schema)} ({default})" + (f". {about}" if about else "")
 
 
 def _plain(default: object) -> Plain:

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from raysim.core.errors import UserError
-from raysim.core.records import Dataset, IntArray
+from raysim.core.records import Dataset
+from raysim.data.arrays import labelled
 from raysim.data.decoding import decode_images
 from raysim.data.folders import count_note, files, find_layout, images_in, is_image, read_bytes
-from raysim.data.parquet import check_labels, existing, label_column_and_names, parquet_files, read_parquet
+from raysim.data.parquet import existing, label_column_and_names, parquet_files, read_parquet
 from raysim.data.reader import Reader
 from raysim.data.split_names import Split, Validation, split_of, used_splits
 from raysim.data.splits import Labelled, build_dataset
@@ -219,7 +220,7 @@ def _from_archive(archive: "np.lib.npyio.NpzFile", prefix: str, path: str) -> La
             arrays[name] = archive[name]
         except _UNREADABLE as error:
             raise _no_archive(path, error) from error
-    return _from_arrays(arrays, prefix, path)
+    return labelled(arrays[f"{prefix}_images"], arrays[f"{prefix}_labels"], f"data.path = {path!r}: {prefix}_")
 
 
 def _join(parts: list[Labelled], path: str) -> Labelled:
@@ -230,32 +231,3 @@ def _join(parts: list[Labelled], path: str) -> Labelled:
     if len(parts) == 1:
         return parts[0]
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels_N for _, labels_N in parts])
-
-
-def _from_arrays(arrays: dict[str, NDArray[Any]], part: str, path: str) -> Labelled:
-    images, where = arrays[f"{part}_images"], f"data.path = {path!r}: {part}_images"
-    labels_N = _flat_labels(arrays[f"{part}_labels"], f"data.path = {path!r}: {part}_labels")
-    if images.dtype != np.uint8:
-        raise UserError(f"{where} holds {images.dtype}; images must be uint8, 0..255")
-    if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] in (1, 3):
-        raise UserError(
-            f"{where} has shape {images.shape}, which can be read with the channels second or last; make the images "
-            "wider than 3 pixels, or give grey ones without an axis for channels"
-        )
-    if images.ndim == 3:
-        images = images[:, None]
-    elif images.ndim == 4 and images.shape[3] in (1, 3):
-        images = images.transpose(0, 3, 1, 2)
-    elif images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise UserError(f"{where} has shape {images.shape}; must be N x H x W, with 1 or 3 channels last or second")
-    if len(images) != len(labels_N):
-        raise UserError(f"{where} holds {len(images)} images for {len(labels_N)} labels; the numbers must be equal")
-    return np.ascontiguousarray(images), labels_N
-
-
-def _flat_labels(labels: NDArray[Any], where: str) -> IntArray:
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    if labels.ndim != 1:
-        raise UserError(f"{where} has shape {labels.shape}; labels must be one number for each image")
-    return check_labels(labels, where)
