@@ -34,8 +34,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def _commands() -> Iterator[str]:
-    yield "# Commands\n\n`raysim COMMAND`, or `python -m raysim COMMAND`. Exit codes: 0, it finished; 1, the run failed; 2,"
-    yield "the command, the configuration or the data cannot work, and nothing was trained; 130, it was interrupted.\n"
+    yield "# Commands\n\n`raysim COMMAND`, or `python -m raysim COMMAND`. Exit codes: 0, it finished; 1, it failed;"
+    yield "2, the command, the configuration or the data cannot work, nothing was trained; 130, it was interrupted.\n"
     context = click.Context(commands, info_name="raysim")
     for name, command in _flat(commands, "raysim", context):
         yield f"## {name}\n\n```text"

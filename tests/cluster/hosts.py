@@ -39,9 +39,9 @@ def obstacle() -> str:
 
 
 def readme_command(beginning: str) -> list[str]:
-    """The words of the command in the README that begins so, as far as a `&&`."""
-    found = re.search(re.escape(beginning) + r"[^`\n&]*", (PROJECT / "README.md").read_text())
-    assert found, f"the README has no command that begins with {beginning!r}"
+    """The words of the command in docs/how-to/cluster.md that begins so, as far as a `&&`."""
+    found = re.search(re.escape(beginning) + r"[^`\n&]*", (PROJECT / "docs/how-to/cluster.md").read_text())
+    assert found, f"the page has no command that begins with {beginning!r}"
     return shlex.split(found[0])
 
 
@@ -118,7 +118,7 @@ class Hosts:
         }
 
     def _words(self, words: list[str]) -> list[str]:
-        """A command of the README, for the cluster file of these hosts."""
+        """A command of docs/how-to/cluster.md, for the cluster file of these hosts."""
         assert words[0] == "ray"
         return [RAY, *(str(self.file) if word == "cluster.yaml" else word for word in words[1:])]
 
@@ -178,7 +178,7 @@ class Hosts:
     def submit(
         self, *arguments: str, timeout_s: float = 600, fails: bool = False, log: Path | None = None
     ) -> str:
-        """`ray submit` of the command line, as in the README."""
+        """`ray submit` of the command line, as on that page."""
         words = readme_command("ray submit cluster.yaml")
         command = words[: words.index("--") + 1]
         return self.ray(*command, *arguments, timeout_s=timeout_s, fails=fails, log=log)

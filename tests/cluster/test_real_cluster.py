@@ -1,4 +1,4 @@
-"""The README's cluster commands, word for word, on three machines with real ssh. Run with `pytest -m cluster`."""
+"""The commands of docs/how-to/cluster.md, word for word, on three machines with real ssh (`pytest -m cluster`)."""
 
 import json
 import os
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 SHORT = ["experiments/quickstart.yaml", "rounds=4", "allocation.total=60"]
 # More steps than in SHORT, whose images would otherwise be in the cache.
 LONG = ["experiments/quickstart.yaml", "rounds=40", "allocation.total=400", "generator.steps=50", "local.epochs=4"]
-# What the README names: ssh, Ray's own services, clients and workers, metrics on the head.
+# What that page names: ssh, Ray's own services, clients and workers, metrics on the head.
 NAMED = {22, *range(6379, 6386), *range(10001, 20000)}
 ON_THE_HEAD = {44217, 44227}
 
@@ -114,7 +114,7 @@ def test_nothing_listens_on_a_port_that_the_readme_does_not_name(
         if not address.startswith("127.") and address != "[::1]":
             assert port in NAMED | (ON_THE_HEAD if host == 1 else set())
     assert {address for _, address, port, _ in listening if port == 8265} == {"127.0.0.1"}
-    readme = (PROJECT / "README.md").read_text()
+    readme = (PROJECT / "docs/how-to/cluster.md").read_text()
     for port in ("6379", "6385", "10001", "19999", "44217", "44227"):
         assert port in readme
 
