@@ -18,6 +18,7 @@ import ray
 from raysim.config.schema import Resources
 from raysim.core.errors import RunError, UserError
 from raysim.core.host import physical_bytes
+from raysim.core.locks import NAME as LOCK
 from raysim.core.locks import FolderLock, Held
 from raysim.core.plain import PlainMapping
 from raysim.core.signals import Interrupted
@@ -34,6 +35,7 @@ PROCESS_ADDRESS_BYTES = 5_000_000_000  # of a process of Ray beside the object s
 STORE_SHARE = 0.3  # of the memory, which Ray gives to the object store by default
 _PARENT = Path("/tmp")  # short, because the paths of sockets have a limit
 _PREFIX = "raysim-"
+_RAY = "ray"  # what such a folder holds, beside its lock
 _LOOPBACK = ("127.", "[::1]")
 _QUIET: PlainMapping = {"logging_level": logging.ERROR, "log_to_driver": False}
 
@@ -41,11 +43,13 @@ _QUIET: PlainMapping = {"logging_level": logging.ERROR, "log_to_driver": False}
 def clean_up() -> None:
     """Remove this user's folders of drivers that were killed, and end the processes of Ray that they left.
 
-    A folder is left where its lock says that its driver lives, if only in a container with other process ids.
+    A folder is left where its lock says that its driver lives, if only in a container with other process ids, and where
+    it holds anything but Ray's files: a user may have given a folder such a name.
     """
     for folder in _PARENT.glob(f"{_PREFIX}[0-9]*-*"):
         with contextlib.suppress(OSError, UserError):  # in use, or just removed by another
-            if folder.lstat().st_uid == os.getuid():
+            is_ours = folder.lstat().st_uid == os.getuid()
+            if is_ours and {path.name for path in folder.iterdir()} <= {_RAY, LOCK}:
                 with FolderLock(folder) as lock:
                     if lock.is_exclusive:
                         _end_processes(str(folder))
@@ -53,9 +57,15 @@ def clean_up() -> None:
 
 
 def _own_folder(stack: contextlib.ExitStack) -> Path:
-    """Make a folder that only this user can enter, lock it, and let `stack` remove it."""
+    """Make a folder that only this user can enter, lock it, and let `stack` remove it; UserError where /tmp refuses."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_PARENT))
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_PARENT))
+        except OSError as error:
+            raise UserError(
+                f"Ray keeps its sockets, logs and spilled objects in {_PARENT}, where no folder can be made "
+                f"({error.strerror}); free space there, or make it writable"
+            ) from error
         try:
             stack.enter_context(FolderLock(folder))
         except UserError as error:
@@ -109,19 +119,26 @@ def placement_before_start(resources: Resources) -> Placement | None:
         )
     if not starts_here(resources):
         return None
-    _check_address_space(resources)
+    _check_limits(resources)
     return place_here(resources)
 
 
-def _check_address_space(resources: Resources) -> None:
-    """Raise UserError where `ulimit -v` leaves Ray's processes too little address space, of which they die silently."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+def _check_limits(resources: Resources) -> None:
+    """Raise UserError where `ulimit -v` or `-f` leaves Ray's processes too little, of which they die silently."""
     store = resources.object_store_bytes or int(STORE_SHARE * physical_bytes())
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     needed = store + PROCESS_ADDRESS_BYTES
     if limit != resource.RLIM_INFINITY and limit < needed:
         raise UserError(
             f"`ulimit -v` allows a process {limit / 1e9:.1f} GB of addresses, and those of Ray need {needed / 1e9:.1f} "
             f"GB, {store / 1e9:.1f} GB of them for the object store: use `ulimit -v unlimited`, or a smaller "
+            "resources.object_store_bytes"
+        )
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and limit < store:
+        raise UserError(
+            f"`ulimit -f` allows files of up to {limit / 1e9:.1f} GB, and Ray's object store is one of "
+            f"{store / 1e9:.1f} GB in shared memory: use `ulimit -f unlimited`, or a smaller "
             "resources.object_store_bytes"
         )
 
@@ -186,6 +203,8 @@ class Session:
             with contextlib.ExitStack() as attempt_stack:
                 try:
                     address = self._start_once(attempt_stack, lean=attempt == 1)
+                except UserError:
+                    raise
                 except Exception as error:
                     if attempt < START_ATTEMPTS and not self._unwanted():
                         attempt += 1
@@ -215,7 +234,7 @@ class Session:
                 include_dashboard=False,
                 num_cpus=cores,
                 object_store_memory=self._resources.object_store_bytes,
-                _temp_dir=str(folder / "ray"),  # which Ray makes writable for everybody
+                _temp_dir=str(folder / _RAY),  # which Ray makes writable for everybody
                 **_QUIET,
             ))
         return str(context.address_info["gcs_address"])

@@ -49,8 +49,11 @@ def test_too_few_addresses_are_refused_before_ray_starts(monkeypatch: pytest.Mon
     """With 24 GB of memory the object store takes 0.3 x 24 = 7.2 GB, and a process 5 GB more: 12.2 GB."""
     from raysim.config.schema import Resources
 
-    def limited(limit: int) -> Any:
-        monkeypatch.setattr(session.resource, "getrlimit", lambda _: (limit, limit))
+    none = session.resource.RLIM_INFINITY
+
+    def limited(addresses: int, file: int = none) -> Any:
+        limits = {session.resource.RLIMIT_AS: (addresses, none), session.resource.RLIMIT_FSIZE: (file, none)}
+        monkeypatch.setattr(session.resource, "getrlimit", limits.__getitem__)
         return session.placement_before_start(Resources(workers=1))
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -59,4 +62,7 @@ def test_too_few_addresses_are_refused_before_ray_starts(monkeypatch: pytest.Mon
     monkeypatch.setattr(session, "physical_bytes", lambda: 24_000_000_000)
     with pytest.raises(UserError, match=r"`ulimit -v` allows a process 4\.0 GB of addresses.* need 12\.2 GB.*7\.2 GB"):
         limited(4_000_000_000)
-    assert limited(12_300_000_000).workers == 1 and limited(session.resource.RLIM_INFINITY).workers == 1
+    assert limited(12_300_000_000).workers == 1 and limited(none).workers == 1
+    with pytest.raises(UserError, match=r"`ulimit -f` allows files of up to 7\.1 GB, .* one of 7\.2 GB in shared"):
+        limited(none, file=7_100_000_000)
+    assert limited(none, file=7_300_000_000).workers == 1

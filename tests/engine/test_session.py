@@ -10,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from raysim.config.schema import Resources
 from raysim.core import locks
+from raysim.core.errors import UserError
 from raysim.core.locks import FolderLock
 from raysim.engine import session as module
 from raysim.engine.session import clean_up
@@ -82,6 +84,16 @@ def test_a_folder_is_removed_once_its_lock_is_free_whatever_its_process_id(folde
     assert not alive.exists()
 
 
+def test_a_folder_of_the_users_own_with_such_a_name_stays(folders: Path):
+    own = left(folders, "raysim-2-fixes")
+    (own / "results").write_text("of a week")
+    with (own / "ray" / "logs" / "mine").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=log)
+    clean_up()
+    assert (own / "results").read_text() == "of a week" and process.poll() is None
+    process.communicate(b"\n", timeout=60)
+
+
 def test_the_processes_of_a_driver_that_is_gone_are_ended_with_its_folder(folders: Path):
     stale = left(folders, "raysim-1-a")
     with (stale / "ray" / "logs" / "raylet.out").open("w") as log:
@@ -107,6 +119,22 @@ def test_where_there_are_no_locks_no_folder_is_taken_for_a_dead_one(folders: Pat
     monkeypatch.setattr(locks.fcntl, "flock", no_locks)
     clean_up()
     assert stale.exists()
+
+
+def test_where_no_folder_can_be_made_the_message_says_which_and_it_is_tried_once(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(module.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(module, "_PARENT", folders / "gone")
+    tried: list[bool] = []
+    said = rf"objects in {folders}/gone, where no folder can be made \(No such file or directory\); free space there"
+    with (
+        pytest.raises(UserError, match=said),
+        module.Session(Resources(workers=1), unwanted=lambda: bool(tried.append(True))),
+    ):
+        pytest.fail("there is no Ray")
+    assert not tried
 
 
 def test_a_folder_that_another_removes_before_it_is_locked_is_made_again(
