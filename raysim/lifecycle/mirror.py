@@ -247,13 +247,16 @@ class _Place:
     def runs(self) -> list[tuple[str, PlainDict]]:
         """(name of its folder, content of its run.json) of each run whose run.json can be read."""
         self._system.invalidate_cache()
-        paths = self._system.glob(f"{self._root}/*/run.json")
+        try:
+            entries = self._system.ls(self._root, detail=True)  # no glob: the address may have brackets in it
+        except FileNotFoundError:
+            return []
         found = []
-        for path in paths:
-            with contextlib.suppress(ValueError):
-                content = json.loads(self._system.cat_file(path))
+        for folder in (entry["name"] for entry in entries if entry["type"] == "directory"):
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError, ValueError):
+                content = json.loads(self._system.cat_file(f"{folder.rstrip('/')}/run.json"))
                 if isinstance(content, dict):
-                    found.append((self._relative(path).partition("/")[0], content))
+                    found.append((self._relative(folder).strip("/"), content))
         return found
 
     def _relative(self, path: str) -> str:

@@ -129,6 +129,16 @@ def test_of_a_configuration_the_newest_run_is_fetched_and_no_other(run_folder: P
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["b-20260101-000001-0000"]
 
 
+def test_an_address_with_signs_of_a_pattern_in_it_is_found_again(run_folder: Path, tmp_path: Path):
+    there = str(tmp_path / "with [x]* in it")
+    assert finished(Mirror(there, run_folder)) == ""
+    write(tmp_path / "with [x]* in it", notes="no run", other__x_json="{}")
+    root = tmp_path / "elsewhere"
+    fetch(there, root, {"h"}, lambda _: None)
+    assert tree(root / run_folder.name) == tree(run_folder)
+    fetch(f"file://{tmp_path}/not/there", root, {"h"}, pytest.fail)
+
+
 def test_a_disk_without_room_for_a_run_is_named_and_not_the_mirror(run_folder: Path, tmp_path: Path, disk: Disk):
     assert finished(Mirror(str(tmp_path / "there"), run_folder)) == ""
     root = tmp_path / "elsewhere"
