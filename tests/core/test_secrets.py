@@ -69,6 +69,29 @@ def test_keys_that_are_called_so_hold_secrets():
     assert plain_without_secrets(plain) == masked
     assert without_secrets("override 'data.token=hidden' is wrong") == "override 'data.token=***' is wrong"
     assert is_masked("***")
+    assert plain_without_secrets({"password": 1234, "pwd": True}) == {"password": "***", "pwd": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("password='hid den' is wrong", "password=*** is wrong"),
+        ('PGPASSWORD="hidden" psql', "PGPASSWORD=*** psql"),
+        ("AccountName=a;AccountKey=hidden==;x=1", "AccountName=a;AccountKey=***;x=1"),
+        ("update = {'top': 1, 'token': 'hidden', 'x': 2}", "update = {'top': 1, 'token': ***, 'x': 2}"),
+        ('{"password": "hid, den"}', '{"password": ***}'),
+        ("x = {db_password: hidden}", "x = {db_password: ***}"),
+        ("in line 3:\n  password: hidden\n  ^", "in line 3:\n  password: ***\n  ^"),
+        ("it asks for a token: set RAY_AUTH_TOKEN", "it asks for a token: set RAY_AUTH_TOKEN"),
+    ],
+)
+def test_a_secret_in_quotes_or_in_a_mapping_is_masked(text: str, masked: str):
+    assert without_secrets(text) == without_secrets(masked) == masked
+
+
+def test_a_long_word_costs_no_more_than_many_short_ones():
+    """Were it tried as the beginning of an address at every letter, this would take an hour."""
+    assert without_secrets("x" * 500_000) == "x" * 500_000
 
 
 @pytest.mark.parametrize("kind", [UserError, RunError])
