@@ -28,6 +28,11 @@ def commands() -> None:
     """
 
 
+def _tell(line: str) -> None:
+    """Show a line beside the output of a command, which programs may read."""
+    click.echo(line, err=True)
+
+
 def _as_override(_: click.Context, __: click.Parameter, address: str | None) -> tuple[str, ...]:
     return () if address is None else (f"resources.address={address}",)
 
@@ -171,7 +176,7 @@ def plan(
     if save_partition is not None:
         check_target(save_partition)
     planned = make_plan(
-        config, overrides, policies=policies, betas=betas, seeds=seeds, measure_speed=not no_measure
+        config, overrides, policies=policies, betas=betas, seeds=seeds, measure_speed=not no_measure, say=_tell
     )
     (print_json if as_data else print_plan)(planned)
     if save_partition is not None:
@@ -228,7 +233,7 @@ def doctor(config: str | None, overrides: tuple[str, ...], address: tuple[str, .
 def _examine(config: str | None, overrides: tuple[str, ...]) -> NoReturn:
     from raysim.commands.doctor import examine
 
-    report = examine(config, overrides)
+    report = examine(config, overrides, _tell)
     click.echo("\n".join(report.lines()))
     sys.exit(2 if report.wrong else 0)
 

@@ -3,7 +3,7 @@
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -29,28 +29,34 @@ FULL_DISK = 0.95  # Ray takes no more objects on a disk that is fuller
 class Report:
     """The report of `raysim doctor`.
 
-    rows: what was found, as (label, text).  wrong: messages about what would stop or slow down a run.
+    rows: what was found, as (label, text).  wrong: messages about what would stop or slow down a run.  notes: messages
+    about what a run goes on without.
     """
 
     rows: list[tuple[str, str]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """The report as lines of text, with secrets masked."""
-        rows = [*self.rows, *(("Wrong", text) for text in self.wrong or ["nothing"])]
+        rows = [*self.rows, *(("Note", text) for text in self.notes)]
+        rows += [("Wrong", text) for text in self.wrong or ["nothing"]]
         before = ["", *(label for label, _ in rows)]
         pairs = zip(before, rows, strict=False)
         return [f"{label if label != above else '':<9}{without_secrets(text)}" for above, (label, text) in pairs]
 
 
-def examine(source: str | Path | None = None, overrides: Iterable[str] = ()) -> Report:
+def examine(
+    source: str | Path | None = None, overrides: Iterable[str] = (), say: Callable[[str], object] = lambda _: None
+) -> Report:
     """Examine the machine or the cluster, and a configuration if one is given; nothing is trained.
 
     source: a configuration file.  overrides: dotted keys; without a configuration, those of `resources` and `tracking`.
+    say: told of code that the file names, before it runs.
     Problems are reported, not raised.
     """
     report = Report()
-    config = _configuration(report, source, overrides)
+    config = _configuration(report, source, overrides, say)
     resources = config.resources if config else Resources()
     uri = config.tracking.uri if config else "auto"
     try:
@@ -69,9 +75,12 @@ def examine(source: str | Path | None = None, overrides: Iterable[str] = ()) -> 
     return report
 
 
-def _configuration(report: Report, source: str | Path | None, overrides: Iterable[str]) -> Config | None:
+def _configuration(
+    report: Report, source: str | Path | None, overrides: Iterable[str], say: Callable[[str], object]
+) -> Config | None:
+    example = {"rounds": 1, "data": {"name": "digits"}}
     try:
-        return load_config(source if source is not None else {"rounds": 1, "data": {"name": "digits"}}, overrides)
+        return load_config(source if source is not None else example, overrides, say=say)
     except UserError as error:
         report.wrong.append(str(error))
         return None
@@ -164,8 +173,8 @@ def _folders(report: Report, config: Config | None) -> None:
     if config is not None and config.output.cache is not None:
         refusal = _refusal(Path(config.output.cache).expanduser())
         if refusal:
-            cost = "every run makes its images anew; name another folder, or null"
-            report.wrong.append(f"output.cache = {config.output.cache}: {refusal}, so {cost}")
+            cost = "a run goes on without the cache and makes its images anew; name another folder, or null"
+            report.notes.append(f"output.cache = {config.output.cache}: {refusal}; {cost}")
     if config is not None and config.output.mirror is not None:
         try:
             check_mirror(config.output.mirror, config.output.dir)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from raysim.config.load import apply_overrides, check_command, read_config, validate
+from raysim.config.load import apply_overrides, check_command, foreign_code, foreign_note, read_config, validate
 from raysim.config.markers import chosen, dotted, walk, without_effect
-from raysim.config.registry import check_name, check_parameters, resolve
+from raysim.config.registry import check_parameters, resolve
 from raysim.config.yaml_io import find_file
 from raysim.core import rng
 from raysim.core.errors import ConfigError, DiskError, UserError
@@ -43,6 +43,8 @@ def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
         plain, _ = read_config(source)
         if "output" not in plain and "steps" not in plain:
             check_command(plain, "raysim pretrain", source)
+        if code := foreign_code(plain, overrides):
+            display.line(foreign_note(source, code))
         apply_overrides(plain, overrides)
         config = validate(PretrainConfig, plain, str(source))
         _check_sampling(config)
@@ -215,17 +217,18 @@ def load(section: PlainDict, notes: list[str] | None = None) -> Dataset:
 
     name = str(section.get("name"))
     fraction = section.get("public_frac", 0.0)
-    problem = check_name("data", name)
-    if problem:
-        raise ConfigError([f"data.name: {problem}"])
     given = {key: value for key, value in section.items() if key not in ("name", "public_frac")}
-    params, problems = check_parameters(resolve("data", name), given, "data", also=["name", "public_frac"])
+    try:
+        source = resolve("data", name)
+        params, problems = check_parameters(source, given, "data", also=["name", "public_frac"])
+    except LookupError as error:
+        raise ConfigError([f"data.name = {name}: {error}"]) from error
     if problems:
         raise ConfigError(problems)
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
         raise UserError(f"data.public_frac = {fraction!r}: give a number from 0 to below 1")
     dataset = hold_out(
-        read_dataset(name, resolve("data", name), params, Reader(notes=[] if notes is None else notes)), fraction
+        read_dataset(name, source, params, Reader(notes=[] if notes is None else notes)), fraction
     )
     if dataset.public_images is None or dataset.public_labels_N is None:
         return dataset

@@ -361,7 +361,27 @@ def foreign_code(plain: PlainMapping, overrides: Iterable[str] = ()) -> list[str
         name = given.get("name") if isinstance(given, Mapping) else None
         if isinstance(name, str) and ":" in name and f"{section}.name" not in typed:
             found.append(f"{section}.name = {name}")
+    allocation = plain.get("allocation")
+    return [*found, *foreign_totals(allocation, "allocation")] if "allocation.total" not in typed else found
+
+
+def foreign_totals(given: Plain, prefix: str) -> list[str]:
+    """The policies `module:attribute` whose total another one is to reach, however deep, as `key = name`.
+
+    given: the keys below `prefix`.
+    """
+    found = []
+    while isinstance(given, Mapping) and isinstance(given := given.get("total"), Mapping):
+        prefix = f"{prefix}.total"
+        name = given.get("of")
+        if isinstance(name, str) and ":" in name:
+            found.append(f"{prefix}.of = {name}")
     return found
+
+
+def foreign_note(source: str | Path, code: Iterable[str]) -> str:
+    """What is said before the code that a file names is imported.  code: what `foreign_code` has found in it."""
+    return f"note: {source} names code of its own, which runs with your rights: {', '.join(dict.fromkeys(code))}"
 
 
 def load_config(
@@ -378,7 +398,7 @@ def load_config(
     check_command(plain, "raysim run", None if isinstance(source, Mapping) else source)
     overrides = list(overrides) if not isinstance(overrides, str) else overrides
     if not isinstance(source, Mapping) and (code := foreign_code(plain, overrides)):
-        say(f"note: {source} names code of its own, which runs with your rights: {', '.join(code)}")
+        say(foreign_note(source, code))
     notes += apply_overrides(plain, overrides, changes)
     where = "the configuration" if isinstance(source, Mapping) else str(source)
     config = build(plain, f"{where} with the overrides given" if overrides or changes else where, sections)

@@ -71,11 +71,13 @@ def test_a_home_that_cannot_be_written_and_a_token_that_others_can_read_are_name
     (tmp_path / "file").touch()
     cluster(machine("a"))
     monkeypatch.setenv("HOME", str(tmp_path / "file" / "home"))
-    cache, runs = examine(None, [f"output.dir={tmp_path}/file/runs"]).wrong[::-1]
-    assert cache == (
-        f"output.cache = ~/.cache/raysim/images: {tmp_path}/file is not a folder, so every run makes its images anew; "
-        "name another folder, or null"
+    report = examine(None, [f"output.dir={tmp_path}/file/runs"])
+    (runs,) = report.wrong
+    cache = (
+        f"output.cache = ~/.cache/raysim/images: {tmp_path}/file is not a folder; a run goes on without the cache and "
+        "makes its images anew; name another folder, or null"
     )
+    assert report.notes == [cache] and f"Note     {cache}" in report.lines()
     assert runs.startswith(f"output.dir = {tmp_path}/file/runs: {tmp_path}/file is not a folder; name")
     monkeypatch.setenv("HOME", str(tmp_path))
     token = tmp_path / ".ray" / "auth_token"

@@ -140,10 +140,19 @@ def test_a_public_fraction_trains_on_images_that_no_client_owns():
     ({"name": "digits", "public_frac": 1.0}, UserError, "data.public_frac = 1.0"),
     ({"name": "digits", "public_frac": True}, UserError, "data.public_frac"),
     ({"name": "digits", "public_fraction": 0.1}, ConfigError, "public_frac"),
+    ({"name": "tiny_sweep:nothing"}, ConfigError, "data.name = tiny_sweep:nothing: module 'tiny_sweep': no attribute"),
 ])
 def test_a_wrong_data_section_is_refused(section: dict[str, Any], error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         load(section)
+
+
+def test_code_that_the_file_names_is_told(config: Path, capsys: pytest.CaptureFixture[str]):
+    config.write_text(config.read_text().replace("name: digits", "name: not_there:data"))
+    with pytest.raises(ConfigError):
+        pretrain(config)
+    said = f"note: {config} names code of its own, which runs with your rights: data.name = not_there:data"
+    assert said in capsys.readouterr().out
 
 
 def test_an_interrupted_training_is_saved_and_goes_on_to_the_same_weights(config: Path, tmp_path: Path):

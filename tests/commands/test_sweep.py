@@ -78,6 +78,23 @@ def test_the_base_is_found_beside_the_sweep_file(tmp_path, small, monkeypatch):
     assert cells[0].name == "alpha 0.1"
 
 
+def test_code_that_the_grid_names_is_told_before_it_is_imported(tmp_path, small):
+    """Also where a value sets a whole section among others, or the code is to say how many images another makes."""
+    grid = {
+        "method": [{"label": "a", "allocation": {"name": "not_a:there"}}, {"label": "b", "local.name": "not_b:there"}],
+        "allocation.total": [{"of": "not_c:there"}],
+        "model": ["not_d:there", "cnn"],
+    }
+    told: list[str] = []
+    file = written(tmp_path, small, grid)
+    with pytest.raises(ConfigError):
+        read_sweep(file, say=told.append)
+    assert told == [
+        f"note: {file} names code of its own, which runs with your rights: allocation.name = not_a:there, "
+        "local.name = not_b:there, allocation.total.of = not_c:there, model.name = not_d:there"
+    ]
+
+
 def test_overrides_change_the_base_an_axis_or_the_target(tmp_path, small):
     path = written(tmp_path, small, {"seed": [0, 1, 2], "allocation": POLICIES})
     grid = read_sweep(path, ["rounds=7", "grid.seed=[5]", "target_accuracy=0.25", "tracking.experiment=mine"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from raysim.config.load import load_config
+from raysim.config.load import foreign_code, load_config
 from raysim.config.schema import MODIFIERS, Config, keys, may_change_on_resume
 from raysim.core.errors import ConfigError, UserError
 from raysim.lifecycle.prepare import prepare
@@ -447,7 +447,7 @@ def test_bad_input_is_refused_without_torch_or_ray():
     """In a fresh process: a configuration and data that cannot work load neither."""
     script = f"""
 import sys
-from raysim.config.load import load_config
+from raysim.config.load import foreign_code, load_config
 from raysim.core.errors import UserError
 from raysim.lifecycle.prepare import prepare
 refused = 0
@@ -525,3 +525,13 @@ def test_code_that_a_file_names_is_told_before_it_is_imported(tmp_path, monkeypa
     load_config(file, ["model.name=cnn"], say=told.append)
     load_config({"data": {"name": "digits"}, "rounds": 1, "model": {"name": "theirs:net"}}, say=told.append)
     assert len(told) == 1
+
+
+def test_code_that_another_policys_total_names_is_told_however_deep():
+    inner = {"of": "theirs:c"}
+    plain = {"allocation": {"name": "uniform", "total": {"of": "theirs:b", "total": inner}}, "local": {"name": "a:b"}}
+    assert foreign_code(plain) == [
+        "local.name = a:b", "allocation.total.of = theirs:b", "allocation.total.total.of = theirs:c"
+    ]
+    assert foreign_code(plain, ["allocation.total=5"]) == ["local.name = a:b"]
+    assert foreign_code({"allocation": {"name": "uniform", "total": 5}}) == []

@@ -1,6 +1,6 @@
 """What each policy would cost and remove, from label counts alone: before any image is made or any worker starts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -109,15 +109,17 @@ def plan(
     betas: str | Sequence[float] | None = None,
     seeds: str | Sequence[int] | None = None,
     measure_speed: bool = True,
+    say: Callable[[str], object] = lambda _: None,
 ) -> Plan:
     """Plan a configuration: a YAML file or a mapping.
 
     policies: names, as a list or comma-separated; by default all built-in ones; the configured one is always there.
     betas: for the table of budgets.  seeds: `0-29` or a list, to see how totals vary with the partition.
     measure_speed: time one small batch of the generator; without it neither torch nor the generator is imported.
+    say: told of code that the file names, before it runs.
     Raises ConfigError or UserError for input that cannot work.
     """
-    config = load_config(source, overrides, (*_SECTIONS, "generator") if measure_speed else _SECTIONS)
+    config = load_config(source, overrides, (*_SECTIONS, "generator") if measure_speed else _SECTIONS, say=say)
     names = _policies(policies, config)
     beta_list = _betas(betas, config)
     seed_list = parse_seeds(seeds) if seeds is not None else []

@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from raysim.config.load import apply_overrides, check_command, foreign_code, load_config, read_config, with_included
+from raysim.config.load import (
+    apply_overrides,
+    check_command,
+    foreign_code,
+    foreign_note,
+    load_config,
+    read_config,
+    with_included,
+)
 from raysim.config.schema import PLUGIN_SECTIONS, SECTIONS, Config
 from raysim.config.yaml_io import find_file, parse_overrides, plain_copy
 from raysim.core.errors import ConfigError
@@ -186,10 +194,11 @@ def _base(
     path = _base_file(file.expanduser().parent, base) if isinstance(base, str) else None
     plain, notes = read_config(path) if path is not None else with_included(plain_copy(base), file)  # type: ignore[arg-type]
     code = foreign_code(plain, overrides)
-    set_there = (text.partition("=") for choices in axes.values() for _, texts in choices for text in texts)
-    code += [f"{key} = {json.loads(name)}" for key, _, name in set_there if key.endswith(".name") and ":" in name]
+    for text in (text for choices in axes.values() for _, texts in choices for text in texts):
+        ((steps, value),) = parse_overrides([text])
+        code += foreign_code(functools.reduce(lambda inner, step: {step: inner}, reversed(steps), value))
     if code:
-        say(f"note: {file} names code of its own, which runs with your rights: {', '.join(dict.fromkeys(code))}")
+        say(foreign_note(file, code))
     tracking = plain.setdefault("tracking", {})
     if isinstance(tracking, dict) and (path is not None or "experiment" not in tracking):
         tracking["experiment"] = file.stem
