@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.config.protocols import AllocationPolicy, ImageGenerator, Partitioner
-from raysim.core.errors import RunError, UserError
+from raysim.core.errors import RunError, UserError, described
 from raysim.core.plain import PlainMapping
 from raysim.core.records import ByteArray, Dataset, IntArray, Partition
 
@@ -34,7 +34,7 @@ class blaming:
         """Nothing to prepare."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if not isinstance(error, Exception | SystemExit) or isinstance(error, UserError | RunError):
+        if error is None or isinstance(error, KeyboardInterrupt | UserError | RunError):
             return
         found = blamed(error, self.plugins)
         if found:
@@ -52,7 +52,7 @@ def blamed(error: BaseException, plugins: Mapping[str, str]) -> str:
         owners = [f"{key} = {name}" for key, name in plugins.items() if _package(name) == package]
         if owners:
             where = f"{frame.f_code.co_filename}:{line}"
-            found = f"{' or '.join(owners)}: {type(error).__name__}: {error} ({where})"
+            found = f"{' or '.join(owners)}: {described(error)} ({where})"
     return found
 
 

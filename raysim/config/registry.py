@@ -15,6 +15,7 @@ import typing
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Literal, overload
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
@@ -32,6 +33,7 @@ from raysim.config.protocols import (
     Partitioner,
     ServerOptimiser,
 )
+from raysim.core.errors import UserError, described
 from raysim.core.plain import PlainDict
 from raysim.core.validation import nearest, problems_of
 
@@ -86,6 +88,10 @@ def check_name(kind: str, name: str) -> str | None:
             known = importlib.util.find_spec(module) is not None
         except (ImportError, ValueError):
             known = False
+        except (KeyboardInterrupt, UserError):
+            raise
+        except BaseException as error:  # finding a module imports the packages that it is in
+            raise _not_imported(module, error) from error
         return None if known else f"module {module!r} cannot be found; is it installed or on PYTHONPATH?"
     names = available(kind)
     if name in names:
@@ -123,14 +129,29 @@ def resolve(kind: str, name: str) -> Callable[..., object]:
     module, _, attribute = name.partition(":") if ":" in name else (available(kind)[name][0], ":", name)
     try:
         found = getattr(importlib.import_module(module), attribute, None)
-    except (ImportError, SyntaxError) as error:
-        raise LookupError(f"module {module!r} cannot be imported: {error}") from error
+    except (KeyboardInterrupt, UserError):
+        raise
+    except BaseException as error:
+        raise _not_imported(module, error) from error
     if not callable(found):
         what = f"{attribute!r} is not a function or class" if found is not None else f"no attribute {attribute!r}"
         raise LookupError(f"module {module!r}: {what}; write package.module:attribute")
     if ":" in name and (lack := _lack(kind, found)):
         raise LookupError(f"{attribute!r} in module {module!r} is no {kind} plug-in: {lack}")
     return complete(kind, found) if kind in _CLASSES else typing.cast(Callable[..., object], found)
+
+
+def _not_imported(module: str, error: BaseException) -> LookupError:
+    """The error for a module that raised `error` as it was imported, with file and line.
+
+    A module may raise anything, and `sys.exit` in it would end raysim as if all were well.
+    """
+    if isinstance(error, ImportError | SyntaxError):
+        return LookupError(f"module {module!r} cannot be imported: {error}")
+    frames = [*walk_tb(error.__traceback__)]
+    frame, line = next((at for at in reversed(frames) if not at[0].f_code.co_filename.startswith("<")), frames[-1])
+    where = f"{frame.f_code.co_filename}:{line}"
+    return LookupError(f"module {module!r} cannot be imported: {described(error)} ({where})")
 
 
 def _members(protocol: type) -> set[str]:
@@ -232,8 +253,8 @@ def parameters(plugin: Callable[..., object]) -> type[BaseModel]:
     """A strict pydantic model of the keys that a plug-in takes; LookupError where its signature cannot be read."""
     try:
         return _model_of_signature(plugin)
-    except (NameError, PydanticUserError) as error:
-        reason = str(error).split(". ")[0]
+    except Exception as error:  # the annotations and defaults are the user's, so anything may come
+        reason = str(error).split(". ")[0] if isinstance(error, NameError | PydanticUserError) else described(error)
         raise LookupError(
             f"the annotations of {plugin.__qualname__!r} cannot be used for keys ({reason}); annotate with numbers, "
             "str, bool, Literal, lists and dicts, imported at the top of the module"

@@ -4,6 +4,24 @@ from collections.abc import Sequence
 
 from raysim.core.secrets import without_secrets
 
+MOST_TEXT = 2_000  # characters of what a plug-in or a library raised that are shown
+
+
+def described(error: BaseException) -> str:
+    """`ValueError: its message`, in at most MOST_TEXT characters, also where the message cannot be had."""
+    try:
+        text = str(error)
+    except Exception as cause:  # noqa: BLE001 - an exception of a user's own may raise anything when it is asked
+        text = f"(its message raises {type(cause).__name__})"
+    return f"{type(error).__name__}: {shortened(text)}"
+
+
+def shortened(text: str) -> str:
+    """The beginning and the end of a text that is longer than MOST_TEXT characters."""
+    half = MOST_TEXT // 2
+    left_out = f" ... ({len(text) - MOST_TEXT:,} characters) ... "
+    return text if len(text) <= MOST_TEXT else f"{text[:half]}{left_out}{text[-half:]}"
+
 
 class UserError(Exception):
     """Something the user can put right; the command line prints it without a stack trace and exits with code 2.

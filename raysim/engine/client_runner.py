@@ -1,6 +1,7 @@
 """What a worker does with its clients: each starts from the global model, trains, and reports what it sends."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from traceback import walk_tb
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from raysim.aggregation.oui_probe import Probe
 from raysim.config.plugin_guard import blamed
 from raysim.core import rng
+from raysim.core.errors import described
 from raysim.core.records import ClientReport, ClientTask, Dataset, ModelState, Partition
 from raysim.engine.messages import ClientState, Failure, WorkerSetup
 from raysim.engine.object_store import get
@@ -74,10 +76,21 @@ class ClientRunner:
             places = [i for i, is_wanted in zip(grouped, wanted, strict=True) if is_wanted]
             group = [tasks[i] for i in places]
             for i, task, trained in zip(places, group, self._together(group), strict=True):
-                try:
-                    yield i, self._answer(task, *(trained or self._alone(task)))
-                except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the driver names the client
-                    yield i, self._failure(task.client, error)
+                yield i, self._attempt(task, trained)
+
+    def _attempt(
+        self, task: ClientTask, trained: tuple[Begun, LocalResult, Tensor] | None
+    ) -> Trained | Failure:
+        """Train a client, unless it is trained; what a plug-in raises is a Failure, as is its `sys.exit`."""
+        try:
+            return self._answer(task, *(trained or self._alone(task)))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            *_, (innermost, _) = walk_tb(error.__traceback__)
+            if isinstance(error, SystemExit) and str(innermost.f_globals.get("__name__")).startswith("ray."):
+                raise  # Ray ends this worker, in the middle of whatever it does
+            return self._failure(task.client, error)
 
     def _groups(self, tasks: Sequence[ClientTask]) -> list[list[int]]:
         if self.batch is None:
@@ -163,10 +176,10 @@ class ClientRunner:
         checked_norm(0.0, {"delta": delta_P})  # before the largest values of something that is not finite are chosen
         return send(delta_P, residual_P, options, self.setup.seed, self.round, client)
 
-    def _failure(self, client: int, error: Exception) -> Failure:
+    def _failure(self, client: int, error: BaseException) -> Failure:
         diverged = isinstance(error, Diverged)
         plugins = {"local.name": self.setup.local.name, "model.name": self.setup.model.name}
-        cause = blamed(error, plugins) or (str(error) if diverged else f"{type(error).__name__}: {error}")
+        cause = blamed(error, plugins) or (str(error) if diverged else described(error))
         return Failure(client, cause, diverged)
 
 

@@ -4,7 +4,7 @@ import re
 
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from raysim.core.errors import RunError, UserError
+from raysim.core.errors import RunError, UserError, described
 from raysim.engine.schedule import Item
 
 
@@ -16,7 +16,7 @@ def plain(error: RayTaskError, items: list[Item]) -> Exception:
     what = items[0].name if items else "a call to a worker"
     if isinstance(reason, RunError):
         return RunError(f"{what} failed: {reason}")
-    return RunError(f"{what} failed: {with_remedy(f'{type(reason).__name__}: {reason}')}")
+    return RunError(f"{what} failed: {with_remedy(described(reason))}")
 
 
 def death(error: RayActorError | OutOfMemoryError) -> str:

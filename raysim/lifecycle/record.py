@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raysim.core.errors import DiskError, UserError
+from raysim.core.errors import DiskError, UserError, described
 from raysim.core.files import cannot_write
 from raysim.core.signals import Signals
 from raysim.engine.liveness import check_ray
@@ -180,7 +180,7 @@ class Record:
             return
         self.ended = True
         status: Status = "FINISHED" if error is None else "FAILED"
-        message = "" if error is None else f"{type(error).__name__}: {error}"
+        message = "" if error is None else described(error)
         if isinstance(error, KeyboardInterrupt):
             status = "KILLED"
             message = f"interrupted {error}".strip()

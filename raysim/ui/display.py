@@ -327,7 +327,8 @@ def _locations(summary: PlainMapping) -> list[tuple[str, str]]:
     rows = [("Files", _near(summary["run_directory"]))] if summary.get("run_directory") else []
     uri = summary.get("mlflow_uri") or "none"
     if uri.startswith("http"):
-        rows.append(("MLflow", f"{uri} (run {summary.get('mlflow_run_id')})"))
+        run = summary.get("mlflow_run_id")  # none where the server has not answered
+        rows.append(("MLflow", f"{uri} (run {run})" if run else uri))
     elif uri != "none":
         rows.append(("MLflow", f"mlflow ui --backend-store-uri {shlex.quote(uri)}"))
     return rows

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,29 @@ def test_a_policy_that_leaves_python_is_named():
 
     with pytest.raises(UserError, match=r"SystemExit: 3"):
         ask_policy(f"{__name__}:leaves", leaves, COUNTS, {})
+
+
+def raises(error, _):
+    raise error
+
+
+def test_whatever_a_policy_raises_ends_in_a_message_of_some_lines():
+    class Stop(BaseException):
+        """No Exception."""
+
+    class Silent(Exception):
+        def __str__(self):
+            raise TypeError("nothing to say")
+
+    for error, said in (
+        (Stop("here"), "Stop: here ("),
+        (Silent(), "Silent: (its message raises TypeError) ("),
+        (ValueError("x" * 1_000_000), f"ValueError: {'x' * 1000} ... (998,000 characters) ... x"),
+    ):
+        with pytest.raises(UserError) as caught:
+            ask_policy(f"{__name__}:raises", partial(raises, error), COUNTS, {})
+        assert str(caught.value).startswith(f"allocation.name = {__name__}:raises: {said}")
+        assert len(str(caught.value)) < 3_000
 
 
 def test_images_that_no_memory_could_hold_are_refused_with_the_arithmetic():

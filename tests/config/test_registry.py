@@ -44,12 +44,18 @@ def mine(tmp_path, monkeypatch):
     (tmp_path / "my_plugins.py").write_text(MINE)
     (tmp_path / "my_broken.py").write_text("import a_package_that_is_not_installed\n")
     (tmp_path / "my_typo.py").write_text("def (\n")
+    (tmp_path / "my_exit.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "my_stop.py").write_text("class Stop(BaseException): ...\nraise Stop('here')\n")
+    (tmp_path / "my_getter.py").write_text("def __getattr__(name):\n    raise RuntimeError(name)\n")
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "__init__.py").write_text("1 / 0\n")
+    (tmp_path / "my_package" / "inner.py").touch()
     (tmp_path / "my_late.py").write_text(
         "from __future__ import annotations\ndef late(counts_KC, *, images: Missing = 1): ...\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    for name in ("my_plugins", "my_broken", "my_typo", "my_late"):
+    for name in [name for name in sys.modules if name.startswith("my_")]:
         sys.modules.pop(name, None)
 
 
@@ -128,6 +134,10 @@ def test_a_plugin_of_the_users_own_has_its_keys_checked_like_any_other(mine):
         ("local.name=my_plugins:number", "'number' is not a function or class"),
         ("local.name=my_broken:x", "module 'my_broken' cannot be imported: No module named"),
         ("local.name=my_typo:x", "module 'my_typo' cannot be imported: invalid syntax"),
+        ("local.name=my_exit:x", "module 'my_exit' cannot be imported: SystemExit: 0 ("),
+        ("local.name=my_stop:x", "module 'my_stop' cannot be imported: Stop: here ("),
+        ("local.name=my_getter:x", "module 'my_getter' cannot be imported: RuntimeError: x ("),
+        ("local.name=my_package.inner:x", "my_package/__init__.py:1)"),
         ("local.name=my_plugins:every_cell", "'every_cell' in module 'my_plugins' is no local plug-in: it has no "),
         ("allocation.name=my_plugins:no_positional", "is no allocation plug-in: it must take (counts_KC), and"),
         ("allocation.name=my_plugins:odd", "the annotations of 'odd' cannot be used for keys"),

@@ -93,6 +93,21 @@ def test_a_client_that_fails_in_a_group_is_named_alone_and_harms_nobody():
     assert all(found[k] == healthy[k] for k in range(6) if k != 2)
 
 
+def test_a_client_whose_algorithm_leaves_python_fails_and_the_end_of_a_worker_by_ray_passes(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Else its worker would die, be replaced, and do it again, and no message would name the plug-in."""
+    scope: dict[str, Any] = {"__name__": "tiny_algorithms"}
+    exec("def leave(*_): raise SystemExit(3)", scope)
+    runner = training(client_batching=False)
+    monkeypatch.setattr(runner.algorithm, "start", scope["leave"])
+    found = answers(runner)
+    assert all(isinstance(failure, Failure) and failure.cause == "SystemExit: 3" for failure in found.values())
+    scope["__name__"] = "ray._private.worker"
+    with pytest.raises(SystemExit):
+        answers(runner)
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_clients_that_diverge_in_a_group_are_each_found_out():
     found = answers(training(lr=1e30))

@@ -21,7 +21,7 @@ from raysim.commands.sweep.grid import Cell, Grid, named, read_sweep
 from raysim.config.plugin_guard import blaming
 from raysim.config.plugin_source import with_source
 from raysim.config.schema import PLUGIN_SECTIONS, Config, Resources, Tracking
-from raysim.core.errors import ConfigError, RayLost, RunError, UserError
+from raysim.core.errors import ConfigError, RayLost, RunError, UserError, described
 from raysim.core.files import write_file
 from raysim.core.locks import FolderLock
 from raysim.core.persistent import persistent_path
@@ -238,7 +238,7 @@ class _Outcome:
         if not isinstance(error, Exception) or isinstance(error, RayLost):
             return None
         is_plain = isinstance(error, UserError | RunError)
-        cause = str(error) if is_plain else f"{type(error).__name__}: {error}"
+        cause = str(error) if is_plain else described(error)
         self.cause = without_secrets(" ".join(cause.split()))
         self.trace = without_secrets("".join(traceback.format_exception(error)))
         return True
