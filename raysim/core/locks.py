@@ -18,6 +18,7 @@ from typing import Self
 from raysim.core.errors import UserError
 
 NAME = ".lock"
+_NO_FILE = (errno.ELOOP, errno.EISDIR)  # a link, which would be written through, or a folder
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems without locks answer
 
 
@@ -43,10 +44,10 @@ class FolderLock:
         except BlockingIOError:
             raise Held(f"{folder} is in use by {_holder(self._path)}; wait until that has ended, or stop it") from None
         except OSError as error:
-            raise UserError(
-                f"cannot write {self._path} ({error.strerror}); free space there or make it writable, or name another "
-                "folder"
-            ) from error
+            remedy = "free space there or make it writable, or name another folder"
+            if error.errno in _NO_FILE:
+                remedy = "it is no file of raysim's: delete it, or name another folder"
+            raise UserError(f"cannot write {self._path} ({error.strerror}); {remedy}") from error
         _HELD.add(self)
         with contextlib.suppress(OSError):  # on a full disk, others are not told who has the lock
             os.truncate(self._file, 0)
@@ -87,7 +88,7 @@ os.register_at_fork(after_in_child=_forget_all)
 def _locked(path: Path) -> tuple[int, bool]:
     """Open and lock a file; returns it, and whether it could be locked. BlockingIOError if another has the lock."""
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # less the umask
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)  # less the umask
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(file).st_nlink:

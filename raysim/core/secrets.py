@@ -16,7 +16,9 @@ _PARAMETER = re.compile(
     r"(?!\*\*\*)[^&#\s]+?(?=['\")\]};:,.]*(?:[&#\s]|$))",  # without the end of a sentence around it
     re.IGNORECASE,
 )
-_VALUE = r"(?!['\"]?\*\*\*)(?:'[^'\n]+'|\"[^\"\n]+\"|['\"]?[^\s,;&'\")}]+)"
+_VALUE = (  # in quotes, a whole mapping or list, or up to the end of a word, without the colon behind it
+    r"(?!['\"]?\*\*\*)(?:'[^'\n]+'|\"[^\"\n]+\"|\{[^}\n]*\}|\[[^\]\n]*\]|['\"]?[^\s,;&'\")}]*[^\s,;&'\")}:])"
+)
 _ASSIGNMENT = re.compile(rf"((?:{_SECRET})\s*=\s*){_VALUE}", re.IGNORECASE)
 _ENTRY = re.compile(  # of a mapping, as YAML, JSON or Python writes it
     rf"((?:^|[{{,])\s*(['\"]?)(?:[\w.-]*[_.-])?(?:{_SECRET})\2\s*:\s+){_VALUE}", re.IGNORECASE | re.MULTILINE

@@ -124,3 +124,14 @@ def test_a_folder_without_locks_is_used_without_and_one_that_cannot_be_written_i
         pass
     with pytest.raises(UserError, match=r"cannot write .*gone.* \(No such file or directory\)"):
         FolderLock(tmp_path / "gone")
+
+
+def test_a_link_or_a_folder_in_place_of_the_lock_is_refused_and_what_it_leads_to_stays(tmp_path: Path):
+    (tmp_path / "precious").write_text("of a week")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".lock").symlink_to(tmp_path / "precious")
+    (tmp_path / "b" / ".lock").mkdir(parents=True)
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        with pytest.raises(UserError, match=r"\.lock \(.*\); it is no file of raysim's: delete it, or"):
+            FolderLock(folder)
+    assert (tmp_path / "precious").read_text() == "of a week"
