@@ -358,7 +358,7 @@ def foreign_code(plain: PlainMapping, overrides: Iterable[str] = ()) -> list[str
     found = []
     for section in PLUGIN_SECTIONS:
         given = plain.get(section)
-        name = given.get("name") if isinstance(given, Mapping) else None
+        name = given.get("name") if isinstance(given, Mapping) else given  # a name may stand for its section
         if isinstance(name, str) and ":" in name and f"{section}.name" not in typed:
             found.append(f"{section}.name = {name}")
     allocation = plain.get("allocation")

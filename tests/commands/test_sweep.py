@@ -80,18 +80,19 @@ def test_the_base_is_found_beside_the_sweep_file(tmp_path, small, monkeypatch):
 
 def test_code_that_the_grid_names_is_told_before_it_is_imported(tmp_path, small):
     """Also where a value sets a whole section among others, or the code is to say how many images another makes."""
+    methods = [{"label": "a", "allocation": {"name": "not_a:there"}}, {"label": "b", "local.name": "not_b:there"}]
     grid = {
-        "method": [{"label": "a", "allocation": {"name": "not_a:there"}}, {"label": "b", "local.name": "not_b:there"}],
         "allocation.total": [{"of": "not_c:there"}],
         "model": ["not_d:there", "cnn"],
+        "method": [*methods, {"label": "c", "server": "not_e:there"}],
     }
     told: list[str] = []
     file = written(tmp_path, small, grid)
     with pytest.raises(ConfigError):
         read_sweep(file, say=told.append)
     assert told == [
-        f"note: {file} names code of its own, which runs with your rights: allocation.name = not_a:there, "
-        "local.name = not_b:there, allocation.total.of = not_c:there, model.name = not_d:there"
+        f"note: {file} names code of its own, which runs with your rights: allocation.total.of = not_c:there, "
+        "model.name = not_d:there, allocation.name = not_a:there, local.name = not_b:there, server.name = not_e:there"
     ]
 
 
