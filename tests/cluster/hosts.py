@@ -192,11 +192,20 @@ class Hosts:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
+    def switch_on_beside(self, host: int) -> None:
+        """Make dead hosts run again, while the workers of this one stand still: so a run does not end meanwhile."""
+        self.on(host, "pkill -STOP ray::Worker")
+        self.start()
+
+    def go_on(self, host: int) -> None:
+        """Let the workers of a host go on that stood still."""
+        self.on(host, "pkill -CONT ray::Worker")
+
     def wait_for_nodes(self, count: int, exactly: bool = False, timeout_s: float = 240) -> None:
         """Wait until so many nodes, or more, are active: `ray up` returns when the head is."""
         give_up_at = time.monotonic() + timeout_s
         while True:
-            active = self.on(1, "ray status").partition("Pending:")[0]
+            active = self.on(1, "ray status", timeout_s=timeout_s).partition("Pending:")[0]
             there = sum(int(n) for n in re.findall(r"^ (\d+) local.cluster.node", active, re.MULTILINE))
             if there == count or (there > count and not exactly):
                 return

@@ -3,11 +3,14 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 SHORT = ["experiments/quickstart.yaml", "rounds=4", "allocation.total=60"]
 # More steps than in SHORT, whose images would otherwise be in the cache.
 LONG = ["experiments/quickstart.yaml", "rounds=40", "allocation.total=400", "generator.steps=50", "local.epochs=4"]
+# Rounds enough for workers to start in the meantime, and to work.
+MANY = ["experiments/quickstart.yaml", "rounds=150", "allocation.name=none", "local.epochs=4"]
 # What that page names: ssh, Ray's own services, clients and workers, metrics on the head.
 NAMED = {22, *range(6379, 6386), *range(10001, 20000)}
 ON_THE_HEAD = {44217, 44227}
@@ -74,9 +79,34 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
+def assert_same_bits(hosts: Hosts, said: str, calm: dict[str, Any]) -> None:
+    """The run that ended with this output has the images and the model of a run on one machine."""
+    summary = json.loads(hosts.on(1, f"cat {last_path(said)}/summary.json"))
+    print(f"{summary['seconds']['total']} s on the cluster, {calm['seconds']['total']} s on one machine, undisturbed")
+    for key in ("model_sha256", "synthetic_sha256"):
+        assert summary[key] == calm[key]
+
+
+@dataclass
+class WorkOf:
+    """How much CPU time the workers on a host have used.  seconds: each time that one looked."""
+
+    hosts: Hosts
+    host: int
+    seconds: list[int] = field(default_factory=list)
+
+    def look(self) -> None:
+        spent = re.findall(r"^ *(\d+) ray::Worker", self.hosts.on(self.host, "ps -eo cputimes,comm"), re.MULTILINE)
+        self.seconds.append(sum(map(int, spent)))
+
+
 def last_path(output: str) -> str:
     """The run's directory, the last line that a run prints."""
     return re.findall(r"^(/\S+/runs/\S+)\r?$", output, re.MULTILINE)[-1]
+
+
+def test_a_host_has_accounts_of_its_own_whatever_the_machine_does_with_its(hosts: Hosts):
+    assert ":/run/home:" in hosts.on(2, "mountpoint /etc && getent passwd root")
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +147,18 @@ def test_nothing_listens_on_a_port_that_the_readme_does_not_name(
     readme = (PROJECT / "docs/how-to/cluster.md").read_text()
     for port in ("6379", "6385", "10001", "19999", "44217", "44227"):
         assert port in readme
+
+
+def test_metrics_and_nothing_else_are_read_without_the_token(hosts: Hosts):
+    def status(port: int) -> int:
+        try:
+            with urllib.request.urlopen(f"http://{hosts.head}:{port}/metrics", timeout=60) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as refusal:
+            return refusal.code
+
+    metrics = dict.fromkeys((6385, *ON_THE_HEAD), 200)
+    assert {port: status(port) for port in (6382, 6384, *metrics)} == {6382: 401, 6384: 401} | metrics
 
 
 def test_a_path_that_exists_only_on_the_laptop_is_named_with_the_host_that_lacks_it(hosts: Hosts):
@@ -161,13 +203,10 @@ def test_the_doctor_sees_every_node(hosts: Hosts):
         assert wanted in said
 
 
-@pytest.mark.parametrize(("moment", "rounds_done"), [(r"images \d+/400", 0), (r"round [3-9]/", 3)])
-def test_a_host_that_loses_its_power_costs_time_and_no_bit(hosts: Hosts, alone: Any, moment: str, rounds_done: int):
-    """Host 3 goes silent in mid-generation or in mid-round, and is switched on again when that was noticed."""
-    lost = f"a worker on {hosts.workers[1]} is lost, its work is done again"
+def test_a_host_that_loses_its_power_in_mid_generation_costs_time_and_no_bit(hosts: Hosts, alone: Any):
+    """Host 3 goes silent, and is switched on again when that was noticed."""
     hosts.wait_for_nodes(3)
-    log = hosts.folder / f"after-{rounds_done}.log"
-    times: list[float] = []
+    log, times = hosts.folder / "generation.log", list[float]()
 
     def kill() -> None:
         hosts.tool("kill", "3")
@@ -177,37 +216,72 @@ def test_a_host_that_loses_its_power_costs_time_and_no_bit(hosts: Hosts, alone: 
         times.append(time.monotonic())
         hosts.start()
 
-    watcher = at(log, (moment, kill), (lost, switch_on))
+    lost = f"a worker on {hosts.workers[1]} is lost, its work is done again"
+    watcher = at(log, (r"images \d+/400", kill), (lost, switch_on))
     said = hosts.submit("run", *LONG, timeout_s=1200, log=log)
     watcher.join(timeout=60)
     assert "workers were lost and replaced" in said
-    before = re.findall(r"^round (\d+)/", said[: said.index(lost)], re.MULTILINE)
-    assert rounds_done <= int(before[-1] if before else 0) < (40 if rounds_done else 1)
-    summary = json.loads(hosts.on(1, f"cat {last_path(said)}/summary.json"))
-    calm = alone(*LONG)
-    print(f"killed at {moment!r}, noticed {times[1] - times[0]:.0f} s later: {summary['seconds']['total']} s in all")
-    assert summary["model_sha256"] == calm["model_sha256"]
-    assert summary["synthetic_sha256"] == calm["synthetic_sha256"]
+    assert "round 1/" not in said[: said.index(lost)]
+    print(f"killed while it made images, noticed {times[1] - times[0]:.0f} s later")
+    assert_same_bits(hosts, said, alone(*LONG))
 
 
-def test_a_host_that_joins_later_gets_work(hosts: Hosts):
+def test_a_host_that_loses_its_power_in_mid_round_gets_work_again_once_it_is_back(hosts: Hosts, alone: Any):
+    hosts.wait_for_nodes(3)
+    log, work = hosts.folder / "round.log", WorkOf(hosts, 3)
+    lost, back = f"a worker on {hosts.workers[1]} is lost, its work is done again", f"{hosts.workers[1]}: 2"
+    watcher = at(
+        log, (r"round [3-9]/", lambda: hosts.tool("kill", "3")), (lost, lambda: hosts.switch_on_beside(2)),
+        (rf"(?s){re.escape(lost)}.*{back}", lambda: hosts.go_on(2)), ("", work.look), (r"round 1[34]\d/", work.look),
+    )
+    said = hosts.submit("run", *MANY, timeout_s=1200, log=log)
+    watcher.join(timeout=60)
+    assert re.search(r"round [3-9]/", said[: said.index(lost)])
+    assert work.seconds[1] >= work.seconds[0] + 2
+    assert_same_bits(hosts, said, alone(*MANY))
+
+
+def test_a_host_that_joins_later_gets_work(hosts: Hosts, alone: Any):
     """The run begins on host 2 alone; host 3 is switched on in round 2 or later, and its workers then use its CPU."""
     hosts.wait_for_nodes(3)
     hosts.tool("kill", "3")
     hosts.wait_for_nodes(2, exactly=True)
-    log, cpu_s = hosts.folder / "late.log", []
-
-    def look() -> None:
-        spent = re.findall(r"^ *(\d+) ray::Worker", hosts.on(3, "ps -eo cputimes,comm"), re.MULTILINE)
-        cpu_s.append(sum(map(int, spent)))
-
-    joined = f"{hosts.workers[1]}: 2"
-    watcher = at(log, (r"round [2-9]/", hosts.start), (joined, look), (r"round 1[34]\d/", look))
-    more = ["rounds=150", "allocation.name=none", "local.epochs=4"]
-    said = hosts.submit("run", "experiments/quickstart.yaml", *more, timeout_s=1200, log=log)
+    log, work, joined = hosts.folder / "late.log", WorkOf(hosts, 3), f"{hosts.workers[1]}: 2"
+    watcher = at(
+        log, (r"round [2-9]/", lambda: hosts.switch_on_beside(2)), (joined, lambda: hosts.go_on(2)), ("", work.look),
+        (r"round 1[34]\d/", work.look),
+    )
+    said = hosts.submit("run", *MANY, timeout_s=1200, log=log)
     watcher.join(timeout=60)
     assert said.index("round ") < said.index(joined)
-    assert cpu_s[1] >= cpu_s[0] + 2
+    assert work.seconds[1] >= work.seconds[0] + 2
+    assert_same_bits(hosts, said, alone(*MANY))
+
+
+def test_a_head_without_cores_waits_for_the_first_host_that_joins(hosts: Hosts, alone: Any):
+    """Both workers' hosts are switched on once the run says that it waits for them."""
+    hosts.tool("kill", "2")
+    hosts.tool("kill", "3")
+    hosts.wait_for_nodes(1, exactly=True)
+    log = hosts.folder / "cold.log"
+    watcher = at(log, ("waiting since .* for the first of 2 nodes that are still to join", hosts.start))
+    said = hosts.submit("run", *SHORT, timeout_s=1200, log=log)
+    watcher.join(timeout=60)
+    assert_same_bits(hosts, said, alone(*SHORT))
+
+
+def test_a_second_resume_from_another_host_is_refused_and_told_who_has_the_run(hosts: Hosts, alone: Any):
+    """The folder of the runs is one that all hosts see, as on a shared disk; the first run ends as if alone."""
+    hosts.wait_for_nodes(3)
+    log, refused = hosts.folder / "first_of_two.log", list[str]()
+    words = ["run", *MANY, f"output.dir={hosts.folder}/runs"]
+    again = f"python -m raysim {shlex.join(words)} --resume tracking.uri=none; echo code $?"
+    watcher = at(log, (r"round [2-9]/", lambda: refused.append(hosts.on(2, again, timeout_s=600))))
+    said = hosts.submit(*words, timeout_s=1200, log=log)
+    watcher.join(timeout=600)
+    assert re.search(r"error: \S+ is in use by process \d+ on testhost-1 since .*; wait until that has", refused[0])
+    assert "code 2" in refused[0] and "Traceback" not in refused[0]
+    assert_same_bits(hosts, said, alone(*MANY))
 
 
 def test_down_ends_the_cluster(hosts: Hosts):
