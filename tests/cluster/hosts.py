@@ -201,6 +201,11 @@ class Hosts:
         """Let the workers of a host go on that stood still."""
         self.on(host, "pkill -CONT ray::Worker")
 
+    def slow_down(self, host: int, percent: int) -> None:
+        """Give each worker on a host at most this much of a core from now on, by `cpulimit`."""
+        limit = f"setsid cpulimit --limit {percent} --pid $worker </dev/null >/dev/null 2>&1 &"
+        self.on(host, f"for worker in $(pgrep ray::Worker); do {limit} done")
+
     def wait_for_nodes(self, count: int, exactly: bool = False, timeout_s: float = 240) -> None:
         """Wait until so many nodes, or more, are active: `ray up` returns when the head is."""
         give_up_at = time.monotonic() + timeout_s

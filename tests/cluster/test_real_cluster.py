@@ -1,9 +1,12 @@
 """The commands of docs/how-to/cluster.md, word for word, on three machines with real ssh (`pytest -m cluster`)."""
 
+import csv
+import io
 import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -24,6 +28,8 @@ SHORT = ["experiments/quickstart.yaml", "rounds=4", "allocation.total=60"]
 LONG = ["experiments/quickstart.yaml", "rounds=40", "allocation.total=400", "generator.steps=50", "local.epochs=4"]
 # Rounds enough for workers to start in the meantime, and to work.
 MANY = ["experiments/quickstart.yaml", "rounds=150", "allocation.name=none", "local.epochs=4"]
+# Many clients of about the same size.
+EVEN = [*MANY[:1], "rounds=40", *MANY[2:3], "local.epochs=40", "partition.clients=40", "partition.alpha=100"]
 # What that page names: ssh, Ray's own services, clients and workers, metrics on the head.
 NAMED = {22, *range(6379, 6386), *range(10001, 20000)}
 ON_THE_HEAD = {44217, 44227}
@@ -282,6 +288,45 @@ def test_a_second_resume_from_another_host_is_refused_and_told_who_has_the_run(h
     assert re.search(r"error: \S+ is in use by process \d+ on testhost-1 since .*; wait until that has", refused[0])
     assert "code 2" in refused[0] and "Traceback" not in refused[0]
     assert_same_bits(hosts, said, alone(*MANY))
+
+
+@pytest.mark.skipif(not shutil.which("cpulimit"), reason="needs cpulimit (Debian: apt-get install cpulimit)")
+def test_a_host_ten_times_slower_than_another_costs_less_than_half_as_much_again(hosts: Hosts, alone: Any):
+    """Host 3 joins in mid-run; each of its workers has a tenth of a core as soon as it is up."""
+    hosts.wait_for_nodes(3)
+    hosts.tool("kill", "3")
+    hosts.wait_for_nodes(2, exactly=True)
+    log, work, at_round, times = hosts.folder / "slow.log", WorkOf(hosts, 3), list[int](), list[float]()
+
+    def note() -> None:
+        at_round.append(int(re.findall(r"^round (\d+)/", log.read_text(), re.MULTILINE)[-1]))
+
+    def join() -> None:
+        note()
+        hosts.switch_on_beside(2)
+
+    def slow_down() -> None:
+        hosts.slow_down(3, 10)
+        hosts.go_on(2)
+        note()
+        look()
+
+    def look() -> None:
+        work.look()
+        times.append(time.monotonic())
+
+    watcher = at(log, (r"round 1\d/", join), (f"{hosts.workers[1]}: 2", slow_down), (r"round 3\d/", look))
+    said = hosts.submit("run", *EVEN, timeout_s=1200, log=log)
+    watcher.join(timeout=60)
+    assert work.seconds[1] - work.seconds[0] <= 0.3 * (times[1] - times[0]) + 2
+    rows = csv.DictReader(io.StringIO(hosts.on(1, f"cat {last_path(said)}/metrics.csv")))
+    seconds = {int(row["round"]): float(row["seconds_train"]) for row in rows if row["seconds_train"]}
+    joined_in, slow_in = at_round
+    without = median(seconds[number] for number in seconds if 1 < number <= joined_in)
+    beside = median(seconds[number] for number in seconds if number > slow_in + 1)
+    print(f"a round takes {without:.2f} s, {beside:.2f} s with a slow host (from round {slow_in} on)")
+    assert beside < 1.5 * without
+    assert_same_bits(hosts, said, alone(*EVEN))
 
 
 def test_down_ends_the_cluster(hosts: Hosts):
