@@ -28,8 +28,11 @@ def on_files(files: Files, config: Any) -> Files:
     }
     for name, lines in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content="\n".join(lines) + "\n"))
-    results = (Path(__file__).parents[1] / "experiments/RESULTS.md").read_text(encoding="utf-8")
+    experiments = Path(__file__).parents[1] / "experiments"
+    results = (experiments / "RESULTS.md").read_text(encoding="utf-8")
     files.append(File.generated(config, "results.md", content=results))
+    papers = (experiments / "papers/README.md").read_text(encoding="utf-8").replace("../RESULTS.md", "../results.md")
+    files.append(File.generated(config, "papers/README.md", content=papers))
     return files
 
 

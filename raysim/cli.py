@@ -154,7 +154,7 @@ def pretrain(config: str, overrides: tuple[str, ...]) -> None:
 @click.option("--betas", metavar="BETA,...", help="Budgets of FedEAS to tabulate, such as 4,8,12,16.")
 @click.option("--seeds", metavar="0-29", help="Also show how the totals vary over the partitions of these seeds.")
 @click.option("--json", "as_data", is_flag=True, help="Print the plan as JSON.")
-@click.option("--no-measure", is_flag=True, help="Do not time the generator, for an answer at once.")
+@click.option("--no-measure", is_flag=True, help="Do not time images and training, for an answer at once.")
 @click.option("--figures", type=click.Path(), metavar="DIR", help="Draw heat maps, Lorenz curves, budget curve.")
 @click.option("--save-partition", type=click.Path(), metavar="PATH", help="Save who owns what as .json or .npz.")
 def plan(

@@ -46,7 +46,8 @@ STAGES: list[tuple[str, str | None, int | None]] = [
     ("small/oracle_steps", "small/tune_steps", 5),
     ("small/oracle_epochs", "small/tune_epochs", 5),
     ("small/k100", "small/tune_steps", None),
-    ("small/full", "small/tune_steps", None),
+    ("small/full_steps", "small/tune_steps", None),
+    ("small/full_epochs", "small/tune_epochs", None),
 ]
 
 

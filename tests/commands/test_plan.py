@@ -16,6 +16,7 @@ from raysim.commands.plan.as_json import as_json, statistics
 from raysim.commands.plan.plan import choose_beta, draw, parse_seeds, plan
 from raysim.commands.plan.speed import Speed, measure
 from raysim.commands.plan.table import print_plan, size
+from raysim.commands.plan.training import TrainingSpeed
 from raysim.config.load import load_config
 from raysim.core.errors import ConfigError, UserError
 from raysim.data.partitions import dirichlet
@@ -322,3 +323,27 @@ def test_the_generator_is_timed_on_its_own_data_and_else_the_reason_is_given():
     assert missing.images_per_s is None and missing.seconds(5) is None and "nowhere/at/all" in missing.note
     counted = plan(SMALL)
     assert counted.speed is not None and "has no images" in counted.speed.note
+
+
+def test_the_rounds_are_timed_and_a_round_lasts_as_long_as_its_largest_client():
+    """Clients of 10, 20 and 70 images, 1 s each, 2 workers: 70 s a round; 3 test images of 2 s after rounds 0, 2, 3."""
+    config = load_config({**SMALL, "rounds": 3, "evaluate_every": 2, "local": {"name": "sgd", "batch_size": 10}})
+    dataset = prepare(load_config({"rounds": 1, "data": {"name": "digits", "test_samples": 3}})).dataset
+    speed = TrainingSpeed(1.0, 2.0, 2, "")
+    sizes_K = np.array([10, 20, 70])
+    assert speed.seconds(config, dataset, sizes_K) == pytest.approx(3 * 70 + 3 * 3 * 2 / 2)
+    equal = load_config(config.resolved(), ["local.steps=4"])
+    assert speed.seconds(equal, dataset, sizes_K) == pytest.approx(3 * 3 * 4 * 10 / 2 + 9)
+
+
+def test_training_is_timed_with_the_steps_of_the_run_and_else_the_reason_is_given(capsys):
+    keys = {"rounds": 4, "data": {"name": "digits", "train_samples": 200, "test_samples": 60}}
+    result = plan(keys, ["local.name=scaffold", "model.width=8", "generator.steps=1"], policies="none,full")
+    assert result.training is not None and result.training.per_image_s is not None and result.training.per_image_s > 0
+    full, none = (result.training_s(result.quotas.rows[name]) for name in ("full", "none"))
+    assert full is not None and none is not None and full > none > 0
+    print_plan(result)
+    out = capsys.readouterr().out
+    assert "local steps" in out and "training: a local step of 32 images took" in out and "…" not in out
+    counted = plan(SMALL)
+    assert counted.training is not None and "training was not timed" in counted.training.note

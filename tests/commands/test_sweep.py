@@ -288,7 +288,7 @@ def test_one_seed_has_no_standard_deviation_and_rounds_count_only_runs_that_reac
     assert any("n - 1" in line for line in lines)
 
 
-@pytest.mark.parametrize("name", ["digits_policies", "fedeas_table"])
+@pytest.mark.parametrize("name", ["digits_policies", "papers/fedeas/table"])
 def test_the_sweeps_that_come_with_the_project_are_valid(name):
     grid = read_sweep(Path(__file__).parents[2] / "experiments" / f"{name}.yaml")
     assert len(grid.cells) == 18 and {cell.config.seed for cell in grid.cells} == {0, 1, 2}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from raysim.commands.sweep.compare import local_steps
+from raysim.commands.plan.training import local_steps
 from raysim.commands.sweep.entry import sweep
 from raysim.commands.sweep.grid import read_sweep
 from raysim.config.load import load_config

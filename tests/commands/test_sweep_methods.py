@@ -24,9 +24,9 @@ def test_a_method_changes_keys_of_several_sections_that_go_together(tmp_path):
     assert "fedprox" in both.name
 
 
-@pytest.mark.parametrize(("file", "dirty"), [("fedoui_faithful", True), ("fedoui_clean", False)])
+@pytest.mark.parametrize(("file", "dirty"), [("faithful", True), ("clean", False)])
 def test_the_published_set_up_is_five_methods_on_the_same_partitions(file, dirty):
-    grid = read_sweep(EXPERIMENTS / f"{file}.yaml")
+    grid = read_sweep(EXPERIMENTS / "papers" / "fedoui" / f"{file}.yaml")
     assert len(grid.cells) == 5 * 2 * 5
     assert {cell.labels["method"] for cell in grid.cells} == {"FedAvg", "FedProx", "FedAlign", "FedOUI", "FedOUI-Align"}
     for cell in grid.cells:
@@ -37,7 +37,7 @@ def test_the_published_set_up_is_five_methods_on_the_same_partitions(file, dirty
     assert len(partitions) == 2  # one for each alpha, whatever the method
 
 
-@pytest.mark.parametrize(("file", "methods", "runs"), [("baselines_cifar10", 11, 66), ("scaffold_cifar10", 4, 4)])
+@pytest.mark.parametrize(("file", "methods", "runs"), [("baselines_cifar10", 14, 84), ("scaffold_cifar10", 5, 5)])
 def test_the_comparisons_of_baselines_are_valid_and_differ_in_their_method_alone(file, methods, runs):
     grid = read_sweep(EXPERIMENTS / f"{file}.yaml")
     assert len(grid.cells) == runs and len({cell.labels["method"] for cell in grid.cells}) == methods

@@ -30,6 +30,10 @@ def as_json(planned: Plan) -> PlainDict:
         "generation": None if planned.speed is None else {
             "images_per_s": planned.speed.images_per_s, "lanes": planned.speed.lanes, "note": planned.speed.note,
         },
+        "training": None if planned.training is None else {
+            "per_image_s": planned.training.per_image_s, "per_test_image_s": planned.training.per_test_image_s,
+            "lanes": planned.training.lanes, "note": planned.training.note,
+        },
         "notes": planned.notes,
     }
     if planned.seeds is not None:
@@ -52,6 +56,7 @@ def _policy_json(planned: Plan, row: PolicyPlan) -> PlainDict:
         "top_20_percent_share": row.top_share,
         "total_of": planned.quotas.reference if row.matched else None,
         "seconds": speed.seconds(row.images) if speed else None,
+        "training_seconds": planned.training_s(row),
         "storage_bytes": row.images * per_image if per_image is not None else None,
     }
 

@@ -9,6 +9,8 @@ import numpy as np
 from raysim.allocation import fedeas_budget
 from raysim.allocation.imbalance import contributions_K, lorenz_curve, missing_cells, removed_fraction, top_share
 from raysim.commands.plan.speed import Speed, bytes_per_image, measure
+from raysim.commands.plan.training import TrainingSpeed, local_steps
+from raysim.commands.plan.training import measure as measure_training
 from raysim.config.load import load_config
 from raysim.config.plugin_guard import ask_policy
 from raysim.config.registry import available, check_name, check_parameters, parameters, resolve
@@ -16,11 +18,13 @@ from raysim.config.schema import Config
 from raysim.core.errors import UserError
 from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import Dataset, FloatArray, IntArray, Partition
+from raysim.federation.cohort import cohort_size
 from raysim.lifecycle.prepare import load_dataset, make_partition, partition_notes, unread_data_keys
 
 BETAS = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0, 24.0, 32.0, 48.0, 64.0)
 MOST_SEEDS = 10_000
 _SECTIONS = ("data", "partition", "allocation")
+_TIMED = ("generator", "model", "local", "aggregation", "server")
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Plan:
     betas: list[fedeas_budget.BetaRow]
     chosen: fedeas_budget.BetaRow | None
     speed: Speed | None
+    training: TrainingSpeed | None
     seeds: OverSeeds | None
     notes: list[str] = field(default_factory=list)
 
@@ -93,6 +98,22 @@ class Plan:
     def bytes_per_image(self) -> int | None:
         """The bytes of one image in the cache; None for data without images."""
         return bytes_per_image(self.dataset)
+
+    def training_s(self, row: PolicyPlan) -> float | None:
+        """The estimated seconds of all rounds with the images of a policy; None if they were not measured."""
+        if self.training is None:
+            return None
+        return self.training.seconds(self.config, self.dataset, self._sizes_K(row))
+
+    def local_steps(self, row: PolicyPlan) -> float:
+        """Local steps of all clients in a round with the images of a policy; the mean where not all take part."""
+        K = len(self.counts_KC)
+        part = cohort_size(self.config.clients_per_round, K) / K
+        return part * float(local_steps(self.config, self._sizes_K(row)).sum())
+
+    def _sizes_K(self, row: PolicyPlan) -> IntArray:
+        sizes_K: IntArray = (self.counts_KC + row.quota_KC).sum(axis=1)
+        return sizes_K
 
     def check(self) -> None:
         """Raise UserError if the configured policy cannot be used on this partition."""
@@ -115,11 +136,11 @@ def plan(
 
     policies: names, as a list or comma-separated; by default all built-in ones; the configured one is always there.
     betas: for the table of budgets.  seeds: `0-29` or a list, to see how totals vary with the partition.
-    measure_speed: time one small batch of the generator; without it neither torch nor the generator is imported.
+    measure_speed: time one small batch of the generator and a few local steps; without it torch is not imported.
     say: told of code that the file names, before it runs.
     Raises ConfigError or UserError for input that cannot work.
     """
-    config = load_config(source, overrides, (*_SECTIONS, "generator") if measure_speed else _SECTIONS, say=say)
+    config = load_config(source, overrides, (*_SECTIONS, *_TIMED) if measure_speed else _SECTIONS, say=say)
     names = _policies(policies, config)
     beta_list = _betas(betas, config)
     seed_list = parse_seeds(seeds) if seeds is not None else []
@@ -134,6 +155,7 @@ def plan(
         fedeas_budget.beta_table(counts_KC, beta_list, **ablation),
         choose_beta(counts_KC, **ablation),
         measure(config, dataset) if measure_speed else None,
+        measure_training(config, dataset) if measure_speed else None,
         plan_seeds(config, dataset, names, seed_list) if seed_list else None,
         [*config.notes, *notes, *partition_notes(config), *unread_data_keys(config, dataset)],
     )

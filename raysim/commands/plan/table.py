@@ -32,6 +32,10 @@ def print_plan(planned: Plan, stream: TextIO | None = None) -> None:
     _print_table(console, _policy_table(planned))
     for note in _policy_notes(planned):
         console.print(note)
+    if planned.training is not None and planned.training.per_image_s is not None:
+        _print_table(console, _time_table(planned))
+    if planned.training is not None:
+        console.print(planned.training.note)
     _print_table(console, _beta_table(planned))
     console.print(_rule(planned))
     if planned.seeds is not None:
@@ -123,6 +127,20 @@ def _policy_cells(planned: Plan, row: PolicyPlan, has_time: bool, has_size: bool
         *([duration(seconds)] if has_time and seconds is not None else []),
         *([size(row.images * (planned.bytes_per_image or 0))] if has_size else []),
     ]
+
+
+def _time_table(planned: Plan) -> "Table":
+    table = _table("a run with", "local steps\na round", "images", "rounds", "both")
+    for row in planned.quotas.rows.values():
+        training_s = planned.training_s(row)
+        if row.problem or training_s is None:
+            continue
+        images_s = planned.speed.seconds(row.images) if planned.speed else None
+        table.add_row(
+            row.name, f"{planned.local_steps(row):,.0f}", "?" if images_s is None else duration(images_s),
+            duration(training_s), "?" if images_s is None else duration(images_s + training_s),
+        )
+    return table
 
 
 def _policy_notes(planned: Plan) -> list[str]:

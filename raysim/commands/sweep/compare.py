@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from raysim.commands.plan.training import local_steps
 from raysim.commands.sweep.grid import Cell, named
 from raysim.config.schema import Config
-from raysim.core.records import IntArray
 from raysim.lifecycle.prepare import Prepared
 
 _REMEDY = {
@@ -66,12 +64,3 @@ def _work(config: Config, prepared: Prepared) -> dict[str, str]:
         "equal_epochs": f"{config.rounds} rounds of " + (f"{steps} local steps" if steps else f"{epochs} local epochs"),
         "equal_steps": f"{config.rounds} rounds{cohort} of {each}{steps_K.sum():,} local steps",
     }
-
-
-def local_steps(config: Config, sizes_K: IntArray) -> IntArray:
-    """The local steps of each client in a round that it takes part in.  sizes_K: its samples, real and synthetic."""
-    params = config.local.params
-    if params.get("steps"):
-        return np.full(len(sizes_K), params["steps"], dtype=np.int64)
-    steps_K: IntArray = -(-sizes_K // params.get("batch_size", 1)) * params.get("epochs", 1)
-    return steps_K

@@ -1,0 +1,70 @@
+"""The tables of experiments/papers, from the CSV files of sweeps: what is missing is never averaged over."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+PAPERS = Path(__file__).parents[1] / "experiments" / "papers"
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, Any]:
+    return runpy.run_path(str(PAPERS / "tables.py"))
+
+
+def write(folder: Path, name: str, accuracies: dict[str, list[float]], images: int = 100) -> None:
+    rows = [
+        {
+            "group": group, "axis.method": group, "axis.local.lr": f"lr {0.01 * (1 + seed)}", "seed": seed,
+            "status": "FINISHED", "final_accuracy": value, "best_accuracy": value, "best_validation_accuracy": value,
+            "accuracy_auc": value, "images": images if group == "full" else images / 10, "seconds_train": 60.0,
+        }
+        for group, values in accuracies.items()
+        for seed, value in enumerate(values)
+    ]  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_csv(folder / f"{name}.csv", index=False)
+
+
+def test_differences_are_paired_and_a_group_without_all_of_its_seeds_is_missing(tables, tmp_path):
+    """fedeas less none: .1, .2, .3, .2, .2, mean .2, sd .0707, so .2 +- 2.776 * .0707 / sqrt 5 = .112 to .288."""
+    none, fedeas = [0.5, 0.5, 0.5, 0.5, 0.5], [0.6, 0.7, 0.8, 0.7, 0.7]
+    write(tmp_path, "epochs", {"none": none, "fedeas": fedeas, "uniform": [0.9, 0.9, 0.9]})
+    write(tmp_path, "full_epochs", {"full": [0.9] * 5})
+    text = tables["text"]("digits", tables["TABLES"]["digits"][0], tmp_path)
+    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
+    assert "0.700 ± 0.071" in lines["fedeas"] and "+0.200 [+0.112, +0.288], p 0.003 (5/5)" in lines["fedeas"]
+    assert "missing: 3 of 5 seeds" in lines["uniform"] and "0.9" not in lines["uniform"]
+    assert "fedeas has 50% with 10.0% of its images" in text and "uniform has" not in text
+    assert "missing: 0 of 5 seeds" in lines["missing-only"]
+    assert "Missing: no run of steps" in tables["text"]("digits", tables["TABLES"]["digits"][1], tmp_path)
+
+
+def test_a_reference_without_all_of_its_seeds_makes_differences_missing(tables, tmp_path):
+    write(tmp_path, "epochs", {"none": [0.5], "fedeas": [0.6] * 5})
+    text = tables["text"]("digits", tables["TABLES"]["digits"][0], tmp_path)
+    assert "| missing |" in text and "+0.1" not in text
+
+
+def test_the_learning_rate_of_each_method_is_the_best_on_validation(tmp_path):
+    """Rates 0.01, 0.02, 0.03: none is best at the second, fedeas at the first; full balance, not tuned, has fedeas'."""
+    run = runpy.run_path(str(PAPERS / "run.py"))
+    write(tmp_path / "small" / "results", "tune_epochs", {"none": [0.1, 0.3, 0.2], "fedeas": [0.4, 0.3, 0.2]})
+    rates = run["chosen"](tmp_path, "small/tune_epochs")
+    assert rates == {"none": 0.02, "fedeas": 0.01}
+    (method,) = run["changes"]("small/full_steps", rates, None)
+    assert '"label": "full"' in method and '"local.lr": 0.01' in method
+    assert run["changes"]("small/beta", rates, 1) == ["grid.seed=[0]", "local.lr=0.01"]
+    with pytest.raises(KeyError, match="uniform"):
+        run["changes"]("small/epochs", rates, None)
+
+
+def test_every_stage_and_every_table_names_a_sweep_that_is_there(tables):
+    run = runpy.run_path(str(PAPERS / "run.py"))
+    named = {name for sweep, tuned_by, _ in run["STAGES"] for name in (sweep, tuned_by) if name}
+    for folder, of_folder in tables["TABLES"].items():
+        named |= {f"{folder}/{sweep.partition(':')[0]}" for table in of_folder for sweep in table.sweeps}
+    assert [name for name in sorted(named) if not (PAPERS / f"{name}.yaml").is_file()] == []
