@@ -207,12 +207,10 @@ def budget_curve(images_x: FloatArray, removed_y: FloatArray, betas: FloatArray,
 
 
 def blank_figures(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, Sequence[Axes]]":
-    """Make a figure of `width` x `height` inches on the Agg canvas; returns it and its axes, row by row."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """Make a figure of `width` x `height` inches; returns it and its axes, row by row."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
@@ -224,9 +222,11 @@ def blank_figure(width: float, height: float) -> "tuple[Figure, Axes]":
 
 def save(figure: "Figure", path: Path) -> Path:
     """Write a figure as PNG, complete or not at all, making its folder; returns `path`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     path = Path(path)
     drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=DPI, format="png")
+    FigureCanvasAgg(figure).print_png(drawn)  # the pixels of `figure.savefig`, which draws everything twice
     write_atomic(path, drawn.getvalue())
     return path
 
