@@ -1,6 +1,8 @@
-"""Shared by all tests: a small real run, and one Ray for those that need it."""
+"""Shared by all tests: a small real run, and one Ray with warm workers for those that need it."""
 
+import contextlib
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -9,21 +11,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hanging import Hanging
 
 if TYPE_CHECKING:
     from full_disk import Disk
+    from warm_session import WarmSession
 
     from raysim import Result
-    from raysim.engine.session import Session
+    from raysim.tracking.process import MlflowProcess
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of several test processes would only wait for each other
 os.environ.pop("RAY_ADDRESS", None)
+
+
+_LONGEST = ("engine", "lifecycle", "federation", "commands", "second_opinion", "tracking", "generation")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Hanging())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let what takes longest come first, so that two processes end at about the same time."""
+    place = {name: i for i, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.parent.name, len(place)))
 
 
 @pytest.fixture(scope="session")
 def ray_here() -> Iterator[None]:
-    """A local Ray with room for 8 workers, shared by the tests of a session; runs inside it join it."""
+    """A local Ray with room for 16 workers, shared by the tests of a session; runs inside it join it."""
     import ray
+    from warm_session import CORES
 
     from raysim.engine.ray_private import lean_ray, own_token
 
@@ -35,7 +54,7 @@ def ray_here() -> Iterator[None]:
             try:
                 with lean_ray():
                     ray.init(
-                        address="local", num_cpus=8, include_dashboard=False, object_store_memory=400_000_000,
+                        address="local", num_cpus=CORES, include_dashboard=False, object_store_memory=400_000_000,
                         log_to_driver=False, logging_level="ERROR", _temp_dir=folder,
                     )
             except Exception:  # Ray gives itself half a minute, which a busy machine may not have
@@ -49,21 +68,88 @@ def ray_here() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def session(ray_here: None) -> Iterator["Session"]:
+def session(ray_here: None) -> Iterator["WarmSession"]:
     """An open session on that Ray: its workers stay warm from one run to the next."""
-    from raysim.config.schema import Resources
-    from raysim.engine.session import Session
+    from warm_session import WarmSession
 
-    with Session(Resources()) as opened:
+    with WarmSession() as opened:
         yield opened
+        opened.discard_all()
+
+
+@pytest.fixture(scope="session")
+def mlflow_process() -> Iterator["Callable[[], contextlib.AbstractContextManager[MlflowProcess]]"]:
+    """In place of `MlflowProcess`: one that has loaded MLflow already, while nothing has happened to it."""
+    from raysim.tracking.process import MlflowProcess
+
+    kept: list[tuple[dict[str, str], MlflowProcess]] = []
+
+    def process() -> "contextlib.AbstractContextManager[MlflowProcess]":
+        settings = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW")}
+        if kept and (kept[0][0] != settings or kept[0][1]._process.poll() is not None or kept[0][1]._pipe.poll()):
+            kept.pop()[1].end()
+        if not kept:
+            kept.append((settings, MlflowProcess()))
+        return contextlib.nullcontext(kept[0][1])
+
+    yield process
+    for _, one in kept:
+        one.end()
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow store without runs; making one takes seconds, copying it none."""
+    import mlflow
+
+    path = tmp_path_factory.mktemp("store") / "empty.db"
+    mlflow.MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    return path
 
 
 @pytest.fixture
-def run(session: "Session") -> "Callable[..., Result]":
-    """`raysim.run` on warm workers."""
+def store(empty_store: Path, tmp_path: Path) -> str:
+    """The address of an MLflow store of the test's own."""
+    return f"sqlite:///{shutil.copy(empty_store, tmp_path / 'mlflow.db')}"
+
+
+@pytest.fixture
+def run(session: "WarmSession", undrawn: None, mlflow_process: Any) -> "Iterator[Callable[..., Result]]":
+    """`raysim.run` on warm workers and with a warm process for MLflow."""
     import raysim
 
-    return partial(raysim.run, session=session)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raysim.lifecycle.entry.MlflowProcess", mlflow_process)
+        yield partial(raysim.run, session=session)
+
+
+@pytest.fixture
+def warm(session: "WarmSession", undrawn: None) -> Iterator["WarmSession"]:
+    """Whatever opens a session in this process, such as a sweep, gets the one with warm workers."""
+    import raysim.lifecycle.runner  # noqa: F401 - which knows the real one from here on
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raysim.engine.session.Session", lambda *_: contextlib.nullcontext(session))
+        yield session
+
+
+@pytest.fixture
+def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs leave empty figures behind, because drawing takes longer than all else; real ones for `pytest.mark.drawn`.
+
+    tests/ui draws the figures themselves.
+    """
+
+    def blank(folder: Path, *_: object) -> None:
+        for name in ("accuracy.png", "client_counts.png"):
+            write_atomic(folder / name, b"")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("drawn") is None:
+            from raysim.core.files import write_atomic
+
+            patch.setattr("raysim.lifecycle.summary._draw", blank)
+        yield
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ ENVIRONMENT = {
 TOKEN = "RAY_AUTH_TOKEN"
 TOKEN_MODE = "RAY_AUTH_MODE"
 _ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # asked without a token, which tells whether one is needed
+ANSWER_S = 10.0  # that a cluster may take to answer
 _NO_PROXY = [("grpc.enable_http_proxy", 0)]
 
 
@@ -227,12 +228,12 @@ def address_of_auto() -> str | None:
 
 
 def asks_for_token(address: str) -> bool:
-    """Whether the cluster requires a token; ConnectionError if no Ray answers within 10 s."""
+    """Whether the cluster requires a token; ConnectionError if no Ray answers within ANSWER_S."""
     if os.environ.get("RAY_USE_TLS", "0") == "1":
         return False  # Ray reads its own keys and certificates
     with grpc.insecure_channel(address, options=_NO_PROXY) as channel:
         try:
-            channel.unary_unary(_ALIVE, request_serializer=bytes, response_deserializer=bytes)(b"", timeout=10)
+            channel.unary_unary(_ALIVE, request_serializer=bytes, response_deserializer=bytes)(b"", timeout=ANSWER_S)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 return True

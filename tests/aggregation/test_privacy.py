@@ -396,12 +396,12 @@ def advantage(
         there = draw.random((trials, rounds)) < 10 / 1000
         std = np.where(there, level[True], level[False])
         x = np.where(there, mean[True, sign], mean[False, sign]) + std * draw.standard_normal((trials, rounds))
-        log = {}
-        for s in (1.0, -1.0):
-            with_it = norm.logpdf(x, mean[True, s], level[True]) + math.log(0.01)
-            without = norm.logpdf(x, mean[False, s], level[False]) + math.log(0.99)
-            log[s] = np.where(there, with_it, without) if visible else np.logaddexp(with_it, without)
-        found[sign] = (log[1.0] - log[-1.0]).sum(axis=1)
+        likelihood = {}
+        for s in (1.0, -1.0):  # without the factor that both signs have in common
+            with_it = 0.01 / level[True] * np.exp(-0.5 * ((x - mean[True, s]) / level[True]) ** 2)
+            without = 0.99 / level[False] * np.exp(-0.5 * ((x - mean[False, s]) / level[False]) ** 2)
+            likelihood[s] = np.where(there, with_it, without) if visible else with_it + without
+        found[sign] = np.log(likelihood[1.0] / likelihood[-1.0]).sum(axis=1)
     best = -math.inf
     for positive, negative in ((found[1.0], found[-1.0]), (-found[-1.0], -found[1.0])):
         for threshold in np.quantile(negative, [0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999]):

@@ -30,12 +30,12 @@ def short(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path: Path, store: str) -> Path:
     """Six steps of a tiny network on digits, sampled every three."""
     plain: dict[str, Any] = {
         "data": {"name": "digits"}, "unet": {"channels": [8]}, "steps": 6, "batch_size": 8, "log_every": 2,
         "checkpoint_every": 2, "device": "cpu", "output": str(tmp_path / "weights"),
-        "sampling": {"images": 40, "every": 3, "steps": 2}, "tracking": {"uri": f"sqlite:///{tmp_path}/mlflow.db"},
+        "sampling": {"images": 40, "every": 3, "steps": 2}, "tracking": {"uri": store},
     }
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(plain))

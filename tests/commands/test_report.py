@@ -139,6 +139,7 @@ def test_runs_that_are_still_to_come_are_counted(folder, capsys):
     assert "note: 3 of 10 runs have not finished" in capsys.readouterr().out
 
 
+@pytest.mark.drawn
 def test_a_run_is_shown_as_at_its_end_and_its_figures_are_listed(run, small, monkeypatch, capsys):
     result = run(small)
     at_the_end = capsys.readouterr().out.split("raysim: digits")[1].splitlines()

@@ -24,7 +24,6 @@ from raysim.core.records import Dataset
 from raysim.core.signals import Interrupted
 from raysim.data import datasets
 from raysim.lifecycle import mirror
-from raysim.lifecycle.entry import run as run_alone
 
 
 @pytest.fixture
@@ -225,7 +224,7 @@ def test_a_cell_that_fails_is_recorded_the_others_go_on_and_the_exit_code_is_1(
     assert "1 failed" in (directory / "table.txt").read_text()
 
 
-def test_an_interrupted_cell_goes_on_from_its_checkpoint(tmp_path, small, ray_here, monkeypatch):
+def test_an_interrupted_cell_goes_on_from_its_checkpoint(run, tmp_path, small, warm, monkeypatch):
     """Stopped after round 1 of 3, the sweep ends; started again, it finishes the same run, as if nothing had been."""
     from raysim.federation import server
 
@@ -244,11 +243,11 @@ def test_an_interrupted_cell_goes_on_from_its_checkpoint(tmp_path, small, ray_he
     assert json.loads((interrupted / "status.json").read_text())["status"] == "KILLED"
     result = sweep(path)
     assert result.runs["run_directory"].tolist() == [str(interrupted)]
-    uninterrupted = run_alone({**small, "seed": 4, "output": {**small["output"], "dir": str(tmp_path / "other")}})
+    uninterrupted = run({**small, "seed": 4, "output": {**small["output"], "dir": str(tmp_path / "other")}})
     assert result.runs["model_sha256"][0] == uninterrupted.summary["model_sha256"]
 
 
-def test_more_rounds_go_on_in_the_folders_that_are_there_and_it_says_so(tmp_path, small, ray_here, capsys):
+def test_more_rounds_go_on_in_the_folders_that_are_there_and_it_says_so(tmp_path, small, warm, capsys):
     first = sweep(written(tmp_path, {**small, "rounds": 2}, {"seed": [4]}))
     capsys.readouterr()
     second = sweep(written(tmp_path, {**small, "rounds": 3}, {"seed": [4]}))
@@ -305,7 +304,7 @@ def test_a_result_with_failures_names_them():
 
 
 def test_a_finished_run_on_data_that_have_changed_since_is_made_again_and_it_says_so(
-    tmp_path, small, ray_here, capsys
+    tmp_path, small, warm, capsys
 ):
     """Test labels shift by one: the accuracy in the table is that of the labels that are there now."""
     draw = np.random.default_rng(0)
@@ -325,7 +324,7 @@ def test_a_finished_run_on_data_that_have_changed_since_is_made_again_and_it_say
     assert second.runs["final_accuracy"][0] < first.runs["final_accuracy"][0]
 
 
-def test_a_sweep_whose_runs_are_all_finished_reads_the_index_of_runs_once(tmp_path, small, ray_here, monkeypatch):
+def test_a_sweep_whose_runs_are_all_finished_reads_the_index_of_runs_once(tmp_path, small, warm, monkeypatch):
     path = written(tmp_path, small | {"rounds": 1}, {"seed": [0, 1, 2]})
     sweep(path)
     read: list[Path] = []
@@ -366,7 +365,7 @@ def test_whatever_write_of_a_sweep_fails_is_named_with_its_remedy_and_it_goes_on
     sweep(path).check()
 
 
-def test_a_damaged_run_is_passed_over_by_name_and_made_again(run, tmp_path, small, capsys, monkeypatch):
+def test_a_damaged_run_is_passed_over_by_name_and_made_again(run, warm, tmp_path, small, capsys, monkeypatch):
     """Once its summary, and once its run.json."""
     from raysim.lifecycle import runner
 

@@ -19,9 +19,13 @@ NODES = 2
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers are taken to be on two nodes, in turn, the driver on a third; all are up before a round begins."""
+    nodes: dict[int, int] = {}
 
     def node(self: Pool, worker: int) -> str:
-        return f"node {worker % NODES}"
+        if worker not in nodes:
+            used = [nodes.get(id_) for id_ in self.members]
+            nodes[worker] = min(range(NODES), key=used.count)
+        return f"node {nodes[worker]}"
 
     train = Round._train
 

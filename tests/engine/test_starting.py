@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import ray
+from warm_session import CORES, WarmSession
 
 from raysim.config.schema import Config, Resources
 from raysim.core.errors import RunError
@@ -13,10 +14,7 @@ from raysim.engine import pool as pool_module
 from raysim.engine import starting
 from raysim.engine.placement import Placement
 from raysim.engine.pool import Item, Pool
-from raysim.engine.session import Session
 from raysim.engine.starting import Starting, autoscaler_state
-
-CORES = 8  # of the Ray that the tests share
 
 
 def starts_with(file: Path) -> type:
@@ -51,10 +49,10 @@ def work(pool: Pool) -> list[int]:
 
 
 def test_a_worker_that_waits_for_a_machine_has_not_failed_to_start(
-    session: Session, quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    session: WarmSession, quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     """Another job has all cores for ten times start_timeout_s, then leaves: the same actors start and work."""
-    session.discard_pool()  # the workers of an earlier test, which have some of the cores
+    session.discard_all()  # the workers of earlier tests, which have some of the cores
     (tmp_path / "go on").touch()
     monkeypatch.setattr(pool_module, "Worker", starts_with(tmp_path / "go on"))
     other: Any = ray.remote(num_cpus=CORES)(starts_with(tmp_path / "go on")).remote()

@@ -57,6 +57,7 @@ def test_the_global_model_is_put_into_the_object_store_once_a_round(
     assert len({id(model) for model in models}) == 4
 
 
+@pytest.mark.drawn
 def test_the_table_of_clients_says_who_is_rare_and_whose_labels_or_images_are_noisy(run: Run, small: dict[str, Any]):
     small |= {"clients_per_round": 1.0, "aggregation": {"name": "fedoui"}}
     small["partition"] |= {

@@ -1,7 +1,13 @@
-"""Every generator on untrained weights; as a program, it prints the fingerprint of each."""
+"""Every generator on untrained weights; as a program, it prints the fingerprint of each and describes a sampler.
+
+The program has neither ray nor mlflow.
+"""
 
 import sys
 from pathlib import Path
+
+if __name__ == "__main__":
+    sys.modules["ray"] = sys.modules["mlflow"] = None  # type: ignore[assignment]
 
 import numpy as np
 import torch
@@ -68,6 +74,17 @@ def make(name: str, folder: Path, keys: dict | None = None, like: Dataset | None
     return resolve("generator", name)(like or dataset(), "cpu", **{**keys_of(name, folder), **(keys or {})})
 
 
+def sampler() -> str:
+    """The description of a sampler of which diffusers keeps a set of names as a list."""
+    from raysim.generation.samplers import Sampler
+    from raysim.generation.weights_folder import SHIPPED
+
+    return Sampler(SHIPPED / "digits", "unipc", 10, "auto").describe()
+
+
 if __name__ == "__main__":
+    import raysim.generation.pretrain  # noqa: F401
+
+    print(repr(sampler()))
     for generator in sys.argv[2:]:
         print(generator, make(generator, Path(sys.argv[1])).fingerprint())

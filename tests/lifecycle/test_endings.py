@@ -30,8 +30,8 @@ pytestmark = pytest.mark.usefixtures("not_under_nohup")
 
 
 @pytest.fixture
-def tracked(small: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
-    return {**small, "tracking": {"uri": f"sqlite:///{tmp_path}/mlflow.db"}}
+def tracked(small: dict[str, Any], store: str) -> dict[str, Any]:
+    return {**small, "tracking": {"uri": store}}
 
 
 def status(config: dict[str, Any]) -> str:
@@ -179,8 +179,8 @@ def test_the_death_of_ray_is_named_and_the_run_failed(
 
 
 def start(config: dict[str, Any], folder: Path, terminal: int | None = None) -> subprocess.Popen[bytes]:
-    """`raysim run`, as a session of its own on a terminal if one is given."""
-    (folder / "job.yaml").write_text(yaml.safe_dump(config))
+    """`raysim run` with one worker, as a session of its own on a terminal if one is given."""
+    (folder / "job.yaml").write_text(yaml.safe_dump({**config, "resources": {"workers": 1}}))
     output = terminal if terminal is not None else (folder / "output.txt").open("w")
     return subprocess.Popen(
         [sys.executable, "-m", "raysim", "run", "job.yaml"], stdin=terminal, stdout=output, stderr=subprocess.STDOUT,

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from full_disk import Disk, names_of
 
-from raysim import Result
+from raysim import Result, cli
 from raysim.commands.report import report
 from raysim.core.errors import DiskError, UserError
 from raysim.federation.server import Server
@@ -46,7 +46,6 @@ def inside(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**config, "output": {**config["output"], **places}}
 
 
-@pytest.mark.timeout(900)  # a run and a resume for each of some fifty writes
 @pytest.mark.parametrize(
     "only_once", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["at one write", "from then on"]
 )
@@ -163,7 +162,7 @@ def test_an_error_while_the_state_is_saved_does_not_hide_the_first_one(
 
 @pytest.mark.parametrize("size", ["4k", "24k"])
 def test_a_run_on_a_disk_of_some_kilobytes_says_so_and_leaves_what_fits(
-    small: dict[str, Any], tmp_path: Path, size: str
+    ray_here: None, small: dict[str, Any], tmp_path: Path, size: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ):
     """4 kB have room for a folder and no more: the run is refused; 24 kB for its record, but for no state or model."""
     disk = tmp_path / "disk"
@@ -172,17 +171,21 @@ def test_a_run_on_a_disk_of_some_kilobytes_says_so_and_leaves_what_fits(
     if mounted.returncode:
         pytest.skip("no rights to mount a small disk")
     try:
-        config = {**small, "output": {"dir": str(disk / "runs"), "cache": None, "checkpoint_every": 1}}
+        output = {"dir": str(disk / "runs"), "cache": None, "checkpoint_every": 1}
+        config = {**small, "resources": {"workers": 1}, "output": output}
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(config))
-        command = [sys.executable, "-m", "raysim", "run", "job.yaml"]
-        ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["raysim", "run", "job.yaml"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
         left = list((disk / "runs").iterdir())
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
-    assert ran.returncode == 1 and "Traceback" not in ran.stderr
-    assert f"error: cannot write {disk}/runs/job-" in ran.stderr and "free space there" in ran.stderr
+    said = capfd.readouterr()
+    assert ended.value.code == 1 and "Traceback" not in said.err
+    assert f"error: cannot write {disk}/runs/job-" in said.err and "free space there" in said.err
     if size == "4k":
-        assert left == [] and "round" not in ran.stdout
+        assert left == [] and "round" not in said.out
     else:
-        assert len(left) == 1 and "warning: checkpoint of round 1: cannot write" in ran.stdout
-        assert "the work after round 0 is lost, for it could not be saved" in ran.stdout
+        assert len(left) == 1 and "warning: checkpoint of round 1: cannot write" in said.out
+        assert "the work after round 0 is lost, for it could not be saved" in said.out

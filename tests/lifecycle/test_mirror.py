@@ -231,7 +231,7 @@ def test_a_finished_run_is_there_and_is_found_from_a_new_machine(run: Run, small
 
 
 def test_a_sweep_finds_its_finished_runs_in_the_mirror(
-    session: object, small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    warm: object, small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     file = tmp_path / "s.yaml"
     small["output"]["mirror"] = str(tmp_path / "there")
@@ -255,12 +255,13 @@ def test_nothing_in_either_place_is_said_of_both(small: dict[str, Any], tmp_path
 
 
 def test_a_run_whose_machine_is_lost_goes_on_from_the_mirror_to_the_same_bits(
-    run: Run, small: dict[str, Any], tmp_path: Path
+    run: Run, small: dict[str, Any], store: str, tmp_path: Path
 ):
     """The driver is killed, its output folder and its MLflow store are gone; what the mirror has is enough for both."""
     there = tmp_path / "there"
     config = {**small, "rounds": 500, "output": {**small["output"], "mirror": f"file://{there}"}}
-    config["tracking"] = {"uri": f"sqlite:///{tmp_path}/mlflow.db"}
+    config["resources"] = {"workers": 1}
+    config["tracking"] = {"uri": store}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(config))
     command = [sys.executable, "-m", "raysim", "run", "job.yaml"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

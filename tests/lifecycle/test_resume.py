@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 import yaml
 
 import raysim
-from raysim import Result
+from raysim import Result, cli
 from raysim.core.errors import UserError
 from raysim.core.locks import NAME
 from raysim.ui.display import Display
@@ -136,33 +135,44 @@ def children(process: subprocess.Popen[str]) -> list[Any]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_truthfully_and_it_resumes_to_the_same_bits(
-    run: Run, small: dict[str, Any], tmp_path: Path, number: signal.Signals
-):
-    """MLflow says KILLED, no process is left, and the resumed run is one MLflow run with each round once."""
-    import mlflow
-
-    config = {**small, "rounds": 400, "tracking": {"uri": f"sqlite:///{tmp_path}/mlflow.db"}}
-    config["output"] = {**small["output"], "checkpoint_every": 1000}
-    process = start(config, tmp_path)
-    wait_for(process, "round 1/400")
-    time.sleep(1.0)
+def interrupt(process: subprocess.Popen[str], number: signal.Signals, after: str) -> None:
+    """Send a signal once this text has been printed; it says that it was interrupted and leaves no process behind."""
+    wait_for(process, after)
     left = children(process)
     process.send_signal(number)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 130, output
     for child in left:
         child.wait(timeout=20)
-    (directory,) = Path(config["output"]["dir"]).iterdir()
-    identity = json.loads((directory / "run.json").read_text())
-    client = mlflow.MlflowClient(tracking_uri=config["tracking"]["uri"])
-    assert client.get_run(identity["mlflow_run_id"]).info.status == "KILLED"
-    done = max(int(p.stem.split("-")[1]) for p in (directory / "checkpoints").glob("*.json"))
-    assert 1 <= done < 400
-    process = start(config, tmp_path, "--resume", f"rounds={done + 2}")
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 0, output
+
+
+def test_signals_end_a_run_truthfully_and_it_resumes_to_the_same_bits(
+    run: Run, small: dict[str, Any], store: str, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """SIGTERM ends it, SIGINT ends what is resumed, and the next resume goes to the end.
+
+    MLflow says KILLED each time, no process is left, and it is one MLflow run with each round once.
+    """
+    import mlflow
+
+    config = {**small, "rounds": 400, "tracking": {"uri": store}}
+    config["resources"] = {"workers": 1}
+    config["output"] = {**small["output"], "checkpoint_every": 1000}
+    client, done = mlflow.MlflowClient(tracking_uri=config["tracking"]["uri"]), 0
+    for number, more in ((signal.SIGTERM, []), (signal.SIGINT, ["--resume"])):
+        interrupt(start(config, tmp_path, *more), number, f"round {done + 1}/400")
+        (directory,) = Path(config["output"]["dir"]).iterdir()
+        identity = json.loads((directory / "run.json").read_text())
+        assert client.get_run(identity["mlflow_run_id"]).info.status == "KILLED"
+        before, done = done, max(int(p.stem.split("-")[1]) for p in (directory / "checkpoints").glob("*.json"))
+        assert before < done < 400
+    command = ["raysim", "run", str(tmp_path / "job.yaml"), "--resume", f"rounds={done + 2}"]
+    monkeypatch.setattr(sys, "argv", command)
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    output = capfd.readouterr().out
+    assert ended.value.code == 0, output
     assert f"after round {done}" in output
     assert output.rstrip().endswith(str(directory))
     history = client.get_metric_history(identity["mlflow_run_id"], "train_loss")

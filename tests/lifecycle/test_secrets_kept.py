@@ -105,7 +105,7 @@ def test_a_wrong_password_is_refused_by_name(archive: Callable[[str], str]):
 
 
 def test_a_sweep_keeps_and_shows_no_secret(
-    session: object, config: dict[str, Any], archive: Callable[[str], str], tmp_path: Path,
+    warm: object, config: dict[str, Any], archive: Callable[[str], str], tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ):
     """Two addresses of the data, which label the rows of the table."""

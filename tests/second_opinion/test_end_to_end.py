@@ -293,13 +293,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures take most of the time of so small a run, and are no part of it."""
-    for name in ("plots.accuracy_curve", "plots.client_counts", "plots.image_grid", "oui_plots.oui_figures"):
-        monkeypatch.setattr(f"raysim.ui.{name}", lambda *_, **__: None, raising=False)
-
-
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in ALWAYS else pytest.mark.slow) for n in CASES])
 def test_a_run_is_the_second_simulators(name: str, run: Callable[..., Any], files: Path, tmp_path: Path) -> None:
     """Parameters, statistics, all metrics that the simulator has, and who took part."""

@@ -22,18 +22,9 @@ from raysim.tracking.tracker import NullTracker, Tracker, check_uri
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory):
-    """A store without runs; making one takes seconds, copying it none."""
-    path = tmp_path_factory.mktemp("store") / "empty.db"
-    tracker = Tracker.start(f"sqlite:///{path}", "first", "first", {}, {}, None, path.parent)
-    tracker._client.delete_run(tracker.run_id)
-    return path
-
-
 @pytest.fixture
-def database(tmp_path, empty_store):
-    return Path(shutil.copy(empty_store, tmp_path / "mlflow.db"))
+def database(store):
+    return Path(store.removeprefix("sqlite:///"))
 
 
 @pytest.fixture
@@ -210,7 +201,7 @@ def test_there_is_exactly_one_run_none_in_default_and_no_active_one(start):
     tracker.log_round(1, {"accuracy": 0.5})
     experiments = {e.name: e.experiment_id for e in tracker._client.search_experiments()}
     runs = {name: len(tracker._client.search_runs([number])) for name, number in experiments.items()}
-    assert runs == {"Default": 0, "first": 0, "exp": 1}
+    assert runs == {"Default": 0, "exp": 1}
     assert mlflow.active_run() is None
 
 

@@ -17,6 +17,8 @@ from raysim.core.errors import UserError
 from raysim.tracking.process import MlflowProcess, start_tracker
 from raysim.tracking.tracker import NullTracker, Tracker
 
+pytestmark = pytest.mark.usefixtures("store")  # at the address of `begin`
+
 
 @pytest.fixture(scope="module")
 def apart() -> Iterator[MlflowProcess]:
@@ -98,11 +100,11 @@ def test_a_start_that_nobody_waits_for_any_more_begins_no_run(apart: MlflowProce
     """As when the driver is killed while MLflow is still being loaded."""
     process, child = apart, child_of(apart)
     child.suspend()
-    process._pipe.send(("start", f"sqlite:///{tmp_path}/mlflow.db", "tests", "a run", {}, {}, None, tmp_path))
+    process._pipe.send(("start", f"sqlite:///{tmp_path}/new.db", "tests", "a run", {}, {}, None, tmp_path))
     process.tell("finish", "KILLED", "interrupted")
     child.resume()
     assert process._pipe.recv()[1:] == ("", "none", [])
-    assert not (tmp_path / "mlflow.db").exists()
+    assert not (tmp_path / "new.db").exists()
 
 
 def test_a_run_whose_id_was_never_put_on_record_is_found_by_its_name(apart: MlflowProcess, tmp_path: Path):
