@@ -182,6 +182,10 @@ class Pool:
         self.usage.worked(member.id, seconds)
         return call, seconds
 
+    def is_idle(self) -> bool:
+        """Whether all workers have started and none has a call to answer."""
+        return all(m.ready and not m.chunks for m in self.members.values())
+
     def call_any(self, submit: Submit, name: str) -> Any:
         """Send a call to the worker that is free first; returns its answer.  name: of the work, for messages."""
         return next(answer for _, _, answer in list(self.map([Item(None, 1.0, name)], submit)))

@@ -16,7 +16,7 @@ from typing import cast
 import ray
 
 from raysim.config.schema import Resources
-from raysim.core.errors import RunError, UserError
+from raysim.core.errors import ClientError, RunError, UserError
 from raysim.core.host import physical_bytes
 from raysim.core.locks import NAME as LOCK
 from raysim.core.locks import FolderLock, Held
@@ -261,8 +261,13 @@ class Session:
         self._pool.begin_run(resources, changes, say)
         return self._pool
 
+    def after_failure(self, error: BaseException) -> None:
+        """End the workers of a run that failed, unless all of them wait for work and none has caused the failure."""
+        if self._pool is not None and (isinstance(error, ClientError) or not self._pool.is_idle()):
+            self.discard_pool()
+
     def discard_pool(self) -> None:
-        """End the workers, for example because a run failed while they were working."""
+        """End the workers."""
         if self._pool is not None and not lost_part():
             self._pool.close()
         self._pool = None

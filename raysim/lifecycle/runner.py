@@ -182,7 +182,7 @@ class _Run:
             cause = cause_of(error)
             self._end(cause)
             if session is not None:
-                session.discard_pool()
+                session.after_failure(cause)
             if cause is not error:
                 raise cause from error
             raise

@@ -1,21 +1,30 @@
-"""What a Ray that is started for a run leaves to others: no folder, no port, no token; and whose folders it removes."""
+"""What a Ray that is started for a run leaves to others: no folder, no port, no token; whose folders it removes.
+
+And what a session leaves to the next run: its workers.
+"""
 
 import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from warm_session import WarmSession
 
+from raysim import Result
 from raysim.config.schema import Resources
 from raysim.core import locks
-from raysim.core.errors import UserError
+from raysim.core.errors import ClientError, DiskError, UserError
 from raysim.core.locks import FolderLock
 from raysim.engine import session as module
+from raysim.engine.calls import Call
 from raysim.engine.session import clean_up
+from raysim.ui.display import Display
 
 LISTENING = """
 import json, os, sys
@@ -153,3 +162,41 @@ def test_a_folder_that_another_removes_before_it_is_locked_is_made_again(
         folder = module._own_folder(stack)
         assert made[1:] == [str(folder)] and folder.stat().st_mode & 0o777 == 0o700
     assert list(folders.iterdir()) == []
+
+
+# The workers of a session, when a run has failed
+
+
+def workers(session: WarmSession) -> set[str]:
+    """The names that Ray has for two workers, once both have started."""
+    pool = session.pool(Resources(workers=2))
+    while not all(member.ready for member in pool.members.values()):
+        pool.call_any(lambda actor, _: actor.where.remote(), "one")
+    handles: list[Any] = [member.actor for member in pool.members.values()]
+    return {handle._actor_id.hex() for handle in handles}
+
+
+def test_a_failure_of_the_driver_leaves_the_workers_to_the_next_run(
+    run: Callable[..., Result], session: WarmSession, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    """As when its disk is full after round 2: no worker has caused it, and all of them wait for work."""
+    before = workers(session)
+
+    def fails(*_: object) -> None:
+        raise DiskError("no room")
+
+    with monkeypatch.context() as patch, pytest.raises(DiskError, match="no room"):
+        patch.setattr(Display, "round", fails)
+        run(small)
+    assert run(small).summary["status"] == "FINISHED"
+    assert workers(session) == before
+
+
+def test_a_failure_of_a_client_or_while_a_worker_is_busy_ends_the_workers(session: WarmSession):
+    before = workers(session)
+    session.after_failure(ClientError(3, 2, "no luck"))
+    after = workers(session)
+    assert not before & after
+    next(iter(session.pool(Resources(workers=2)).members.values())).chunks.append(Call([]))
+    session.after_failure(ValueError())
+    assert not after & workers(session)
