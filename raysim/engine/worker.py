@@ -69,15 +69,19 @@ class Worker:
         address: str = ray.util.get_node_ip_address()
         return address, ray.get_runtime_context().get_node_id()
 
-    def configure(self, setup: WorkerSetup, dataset: Dataset, partition: Partition) -> tuple[str, str]:
+    def configure(
+        self, setup: WorkerSetup, dataset: Dataset, partition: Partition, search_path: Sequence[str] = ()
+    ) -> tuple[str, str]:
         """Build the model and keep references to the shared data; returns what `where` returns.
 
+        search_path: as at the start, with what the driver has added since.
         Raises UserError, naming this node, where its versions differ from the driver's.
         """
         import torch
 
         from raysim.engine.client_runner import ClientRunner
 
+        sys.path.extend(p for p in search_path if p not in sys.path)
         torch.set_num_threads(self.threads)  # Ray calls methods in another thread than the constructor
         where = self.where()
         check_versions(setup.versions, where[0])

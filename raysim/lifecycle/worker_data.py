@@ -1,5 +1,6 @@
 """The data that every worker needs before anything else: the configured plug-ins, the images and their partition."""
 
+import sys
 from dataclasses import dataclass
 
 from raysim.core.records import Dataset, Partition
@@ -25,5 +26,5 @@ class WorkerData:
         if pool is self._given:
             return
         dataset_ref, self.dataset = put_shared(self.dataset)
-        pool.configure(self.setup, dataset_ref, put(self.partition))
+        pool.configure(self.setup, dataset_ref, put(self.partition), list(sys.path))
         self._given = pool

@@ -200,3 +200,14 @@ def test_a_failure_of_a_client_or_while_a_worker_is_busy_ends_the_workers(sessio
     next(iter(session.pool(Resources(workers=2)).members.values())).chunks.append(Call([]))
     session.after_failure(ValueError())
     assert not after & workers(session)
+
+
+def test_workers_of_an_earlier_run_find_a_plugin_whose_folder_was_added_since(
+    run: Callable[..., Result], session: WarmSession, small: dict[str, Any], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    before = workers(session)
+    (tmp_path / "of_a_later_folder.py").write_text("from raysim.local.sgd import sgd\n\n\nclass mine(sgd):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run(small, local={"name": "of_a_later_folder:mine"}).summary["status"] == "FINISHED"
+    assert workers(session) == before
