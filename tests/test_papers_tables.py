@@ -68,3 +68,16 @@ def test_every_stage_and_every_table_names_a_sweep_that_is_there(tables):
     for folder, of_folder in tables["TABLES"].items():
         named |= {f"{folder}/{sweep.partition(':')[0]}" for table in of_folder for sweep in table.sweeps}
     assert [name for name in sorted(named) if not (PAPERS / f"{name}.yaml").is_file()] == []
+
+
+def test_the_folder_of_a_sweep_is_found_also_where_a_run_of_it_has_failed(tmp_path, monkeypatch):
+    run = runpy.run_path(str(PAPERS / "run.py"))
+    fake = tmp_path / "python"
+    said = "2 runs, 0 of them finished before; 5 synthetic images in all; results in /a/sweep-x"
+    fake.write_text(f"#!/bin/sh\necho '{said}'\necho error; exit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(fake))
+    assert run["raysim"]("sweep", "x.yaml") == "/a/sweep-x"
+    fake.write_text("#!/bin/sh\nexit 130\n")
+    with pytest.raises(SystemExit, match="130"):
+        run["raysim"]("sweep", "x.yaml")

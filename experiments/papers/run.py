@@ -73,12 +73,9 @@ def main() -> None:
         except (FileNotFoundError, KeyError) as error:
             print(f"{sweep} waits for its tuning {tuned_by}: {error}", flush=True)
             continue
-        done = raysim("sweep", str(HERE / f"{sweep}.yaml"), *overrides)
-        if not done:
-            print(f"{sweep} has not finished", flush=True)
-            continue
-        raysim("report", done, "--csv", str(results / f"{Path(sweep).name}.csv"))
-        note_code(results / "code.csv")
+        if made := raysim("sweep", str(HERE / f"{sweep}.yaml"), *overrides):
+            raysim("report", made, "--csv", str(results / f"{Path(sweep).name}.csv"))
+            note_code(results / "code.csv")
 
 
 def chosen(results: Path, tuning: str) -> dict[str, float]:
@@ -108,16 +105,23 @@ def changes(sweep: str, rates: dict[str, float] | None, seeds: int | None) -> li
 
 
 def raysim(*arguments: str) -> str:
-    """Run a command of raysim; returns the last line of its output, empty if it failed."""
-    last = ""
+    """Run a command of raysim; returns the folder that it names, also where some runs have failed; else nothing.
+
+    Ends this program where the command was interrupted.
+    """
+    folder = ""
     with subprocess.Popen(
         [sys.executable, "-m", "raysim", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
-            last = line.strip() or last
-    return last if process.returncode == 0 else ""
+            folder = line.rpartition("; results in ")[2].strip() if "; results in " in line else folder
+    if process.returncode not in (0, 1):
+        print(f"raysim {arguments[0]} ended with {process.returncode}", flush=True)
+    if process.returncode == 130:
+        sys.exit(130)
+    return folder
 
 
 def note_code(path: Path) -> None:
