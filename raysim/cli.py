@@ -164,7 +164,14 @@ def plan(
     """Show what each policy would cost and remove, before any image is made. Starts no Ray.
 
     CONFIG is a YAML file, KEY=VALUE as for `run`. experiments/cifar10_counts.yaml needs no data set, only label counts.
+    Of the file of a sweep: what all its runs would take.
     """
+    if _is_sweep(config):
+        options = (policies, betas, seeds, figures, save_partition)
+        if any(option is not None for option in options):
+            raise click.UsageError("of a sweep, `plan` takes --json and --no-measure alone")
+        _plan_sweep(config, overrides, as_data, measure_speed=not no_measure)
+        return
     from raysim.commands.plan.plan import draw
     from raysim.commands.plan.plan import plan as make_plan
     from raysim.commands.plan.table import print_json, print_plan
@@ -184,6 +191,22 @@ def plan(
     for path in draw(planned, figures) if figures is not None else []:
         click.echo(path, err=True)
     planned.check()
+
+
+def _is_sweep(config: str) -> bool:
+    from raysim.config.load import command_for, read_config
+
+    return command_for(read_config(config)[0]) == "raysim sweep"
+
+
+def _plan_sweep(file: str, overrides: tuple[str, ...], as_data: bool, *, measure_speed: bool) -> None:
+    from raysim.commands.plan.sweep_plan import plan_sweep, print_sweep_plan
+
+    planned = plan_sweep(file, overrides, measure_speed=measure_speed, say=_tell)
+    if as_data:
+        click.echo(planned.as_json())
+    else:
+        print_sweep_plan(planned)
 
 
 @commands.command()
