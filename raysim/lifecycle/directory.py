@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 IDENTITY = "run.json"
 METRICS = "metrics.parquet"
 MODEL = "model.safetensors"
+PER_CLIENT = "per_client.csv"
+_MODEL_FOLDER = ".mlflow_model"
 SUMMARY = "summary.json"
 _IDENTITY_KINDS: dict[str, type] = {
     "config_hash": str, "partition_sha256": str, "data": dict, "generator": str, "code": dict, "versions": dict,
@@ -96,6 +98,15 @@ class RunDirectory:
     def figures(self) -> Path:
         """The folder of the figures."""
         return self.path / "figures"
+
+    @property
+    def model_folder(self) -> Path:
+        """The folder in which the model waits until MLflow has it."""
+        return self.path / _MODEL_FOLDER
+
+    def remove_model_folder(self) -> None:
+        """Delete that folder, which the run does not need."""
+        shutil.rmtree(self.model_folder, ignore_errors=True)
 
     def remove(self) -> None:
         """Delete the folder of a run that did not begin."""
@@ -195,11 +206,15 @@ class RunDirectory:
         np.savez_compressed(packed, allow_pickle=False, **arrays)
         self.write("partition.npz", packed.getvalue())
 
-    def write_metrics(self, metrics: "pd.DataFrame", clients: "pd.DataFrame") -> None:
-        """Write metrics.parquet and metrics.csv (one row per round), clients.parquet (per participant and round)."""
+    def write_metrics(self, metrics: "pd.DataFrame", clients: "pd.DataFrame", per_client: "pd.DataFrame") -> None:
+        """Write metrics.parquet and metrics.csv (one row per round), clients.parquet (per participant and round).
+
+        per_client: one row per client that took part, for people: per_client.csv.
+        """
         self.write(METRICS, metrics.to_parquet(index=False))
         self.write("metrics.csv", metrics.to_csv(index=False).encode())
         self.write("clients.parquet", clients.to_parquet(index=False))
+        self.write(PER_CLIENT, per_client.to_csv(index=False, float_format="%.4f").encode())
 
     def write_model(self, model: bytes) -> Path:
         """Write model.safetensors; returns its path."""

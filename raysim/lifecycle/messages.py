@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 from raysim.allocation.policies import fedeas, full
 from raysim.config.schema import Config
@@ -10,6 +9,7 @@ from raysim.core.host import shared_memory_free_bytes
 from raysim.core.persistent import persistent_folder
 from raysim.engine.object_store import capacity_bytes
 from raysim.engine.placement import Placement
+from raysim.lifecycle.mlflow_names import mlflow_name
 from raysim.lifecycle.prepare import Prepared
 from raysim.ui.display import Display
 
@@ -83,14 +83,6 @@ def _mb(size: int) -> str:
     return f"{size / 1e6:,.0f} MB"
 
 
-def totals(summary: dict[str, Any]) -> dict[str, float]:
-    """The metrics of a whole run, which are logged at its last round.  summary: the content of summary.json."""
-    names = ["final_accuracy", "best_accuracy", "best_round", "accuracy_auc", "accuracy_last5", "n_synthetic"]
-    names += [name for name in ("final_validation_accuracy", "best_validation_accuracy") if name in summary]
-    seconds = {f"seconds_total_{phase}": value for phase, value in summary["seconds"].items()}
-    return {**{name: summary[name] for name in names}, **seconds}
-
-
 def tracked(row: dict[str, float]) -> dict[str, float]:
-    """The metrics of a round, without its number."""
-    return {name: value for name, value in row.items() if name != "round"}
+    """The metrics of a round by their names in MLflow, without its number."""
+    return {mlflow_name(name): value for name, value in row.items() if name != "round"}

@@ -15,6 +15,7 @@ from raysim.lifecycle import state_io
 from raysim.lifecycle.checkpoint import CheckpointError
 from raysim.lifecycle.client_file import ClientFile
 from raysim.lifecycle.clock import PhaseClock
+from raysim.lifecycle.description import Origin, about
 from raysim.lifecycle.directory import IDENTITY, RunDirectory
 from raysim.lifecycle.experiment import Experiment
 from raysim.lifecycle.history import History
@@ -23,6 +24,8 @@ from raysim.lifecycle.mirror import Mirror
 from raysim.tracking.process import MlflowProcess, start_tracker
 from raysim.tracking.tracker import NullTracker, Status
 from raysim.ui.display import Display
+
+_UNNAMED = Origin()
 
 
 @dataclass
@@ -58,8 +61,11 @@ class Record:
         clock: PhaseClock,
         mlflow: MlflowProcess | None,
         accepted: Sequence[str] = (),
+        origin: Origin = _UNNAMED,
     ) -> "Record":
         """Begin the record of an experiment, or go on with that of an earlier run.
+
+        origin: what was run, for its page in MLflow.
 
         accepted: the changes of code, versions or device over which the user lets an earlier run go on; they are kept
         with it, and named in its summary whenever it ends.
@@ -86,11 +92,12 @@ class Record:
                 mlflow,
                 config.tracking.uri,
                 config.tracking.experiment,
-                directory.path.name,
+                origin.name or directory.path.name,
                 config.resolved(),
                 {"config_hash": experiment.identity.config},
                 None if is_new else run_id,
                 directory.path,
+                about(config, experiment.prepared, experiment.identity.data, directory.path, origin),
             )
         except (UserError, DiskError, KeyboardInterrupt):
             if is_new:  # or the next --resume would find this run in place of one that did something

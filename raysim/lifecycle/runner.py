@@ -27,14 +27,17 @@ from raysim.lifecycle import resume as resuming
 from raysim.lifecycle import summary as summaries
 from raysim.lifecycle.build import Source, plugin, read_config, worker_setup
 from raysim.lifecycle.clock import PhaseClock
-from raysim.lifecycle.directory import SUMMARY, RunDirectory, model_bytes, model_sha256
+from raysim.lifecycle.description import Origin, description, result_tags
+from raysim.lifecycle.directory import MODEL, PER_CLIENT, SUMMARY, RunDirectory, model_bytes, model_sha256
 from raysim.lifecycle.experiment import Experiment
 from raysim.lifecycle.image_quality import measure_run
-from raysim.lifecycle.messages import say_plan, say_start, shared_memory_note, store_note, totals
+from raysim.lifecycle.kept_model import write_for_mlflow
+from raysim.lifecycle.messages import say_plan, say_start, shared_memory_note, store_note
 from raysim.lifecycle.prepare import named
 from raysim.lifecycle.record import Record
 from raysim.lifecycle.summary import Result
 from raysim.lifecycle.worker_data import WorkerData
+from raysim.tracking import links
 from raysim.tracking.process import MlflowProcess
 from raysim.ui.display import Display
 
@@ -53,11 +56,12 @@ def run_experiment(
     dataset: Dataset | None = None,
     mlflow: MlflowProcess | None = None,
     name: str | None = None,
+    origin: Origin | None = None,
 ) -> Result:
     """Run a configuration; arguments and errors are those of `raysim.run`.
 
     mlflow: the process that writes the MLflow run; None: this process.  name: begins the name of a new run's folder;
-    None: that of the file, or `run`.
+    None: that of the file, or `run`.  origin: the sweep that the run belongs to.
     """
     with (
         Display() as display,
@@ -87,7 +91,8 @@ def run_experiment(
         directory = earlier or RunDirectory.create(config, name)
         if earlier is None:
             owned.enter_context(_locked(directory))
-        run = _begin(experiment, directory, earlier is None, changes, clock, display, signals, start, mlflow)
+        origin = origin or Origin("raysim.run" if isinstance(source, Mapping | Config) else Path(source).name)
+        run = _begin(experiment, directory, earlier is None, changes, clock, display, signals, start, mlflow, origin)
         run.record.notes += notes
         del experiment  # frees the driver's copy of the images; from here on those in the object store are used
         return run.to_the_end()
@@ -123,6 +128,7 @@ def _begin(
     signals: Signals,
     start: BackgroundStart,
     mlflow: MlflowProcess | None,
+    origin: Origin,
 ) -> "_Run":
     """Start Ray in the background and begin the record; UserError only for an MLflow store that cannot be used."""
     config = experiment.config
@@ -131,7 +137,7 @@ def _begin(
     worker_data = WorkerData(setup, prepared.dataset, prepared.partition)
     shared_memory = shared_memory_note(prepared) if starts_here(config.resources) else []  # before Ray takes some
     start.begin(config.resources, worker_data.give)
-    record = Record.open(experiment, directory, is_new, display, clock, mlflow, accepted)
+    record = Record.open(experiment, directory, is_new, display, clock, mlflow, accepted, origin)
     say_start(display, experiment.placement, directory.path, record.tracker.uri)
     record.note(*shared_memory)
     clock.seconds["prepare"] = clock.so_far()
@@ -287,7 +293,7 @@ class _Run:
         tracker = record.tracker
         metrics = summaries.as_uninterrupted(record.history.metrics.frame(), config)
         clients = record.history.clients.frame()
-        directory.write_metrics(metrics, clients)
+        directory.write_metrics(metrics, clients, summaries.per_client_table(clients, metrics, prepared))
         record.note(*summaries.not_finite(metrics), *summaries.left_out(metrics))
         quality = None
         if config.output.quality:
@@ -310,34 +316,53 @@ class _Run:
             "run_directory": str(directory.path),
         }
         directory.write_json(SUMMARY, summary)
-        model_path = directory.write_model(model)
+        directory.write_model(model)
         with record.clock.timed("track"), self.signals.held():
             record.note(*summaries.figures(directory, prepared, metrics, clients, synthetic))
-            for path in sorted(directory.figures.glob("*.png")):
-                tracker.log_figure(path)
-            for name in ("metrics.parquet", "metrics.csv", "clients.parquet", "partition.npz", "quality.json"):
-                if (directory.path / name).exists():
-                    tracker.log_artifact(directory.path / name)
-            tracker.log_model_state(model_path)
+            if tracker.uri != "none":
+                record.note(*self._log_files())
         record.clock.seconds["total"] = record.clock.so_far()
         summary |= {
             "status": "FINISHED",
             "seconds": record.clock.rounded(),
             "mlflow_run_id": tracker.run_id,
+            "mlflow_experiment_id": tracker.experiment_id,
+            "mlflow_page": links.run_page(tracker.uri, tracker.experiment_id, tracker.run_id),
             "mlflow_uri": tracker.uri,
             "notes": plain_without_secrets([*config.notes, *record.notes, *tracker.problems]),
         }
         self.signals.check()
         self.signals.ending = True  # from the summary on, the run is a finished one
         directory.write_json(SUMMARY, summary)
-        tracker.log_round(state.round, totals(summary))
+        tracker.describe(description(config, prepared, directory.path, summary), result_tags(summary))
         tracker.log_artifact(directory.path / SUMMARY)
         record.display.summary(summary)
         self._end(None)
+        directory.remove_model_folder()
         return Result(metrics, summary, directory.path)
 
 
+<<<<<<< HEAD
 _SHOWN = ("accuracy", "validation_accuracy", "loss", "train_loss")
+=======
+    def _log_files(self) -> list[str]:
+        """Send the files of the run to MLflow, and the model in its form; returns what could not be made of them."""
+        record, directory = self.record, self.record.directory
+        for path in sorted(directory.figures.glob("*.png")):
+            record.tracker.log_figure(path)
+        for name in (PER_CLIENT, "metrics.csv", "metrics.parquet", "clients.parquet", "partition.npz", "quality.json"):
+            if (directory.path / name).exists():
+                record.tracker.log_artifact(directory.path / name)
+        prepared = self.experiment.prepared
+        try:
+            folder = write_for_mlflow(directory, self.experiment.components.model.module, prepared.dataset)
+        except Exception as error:  # noqa: BLE001 - whatever a user's own module says to being pickled
+            record.tracker.log_model_state(directory.path / MODEL)
+            told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            return [f"MLflow has the weights alone, and no model that it can load: {told}"]
+        record.tracker.log_model(folder)
+        return []
+>>>>>>> 84dd496 (Give each MLflow run a description, tags, its data set, a model that loads, and metrics in groups; a sweep is a run above its cells)
 
 
 class _Progress:

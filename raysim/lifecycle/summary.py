@@ -169,6 +169,29 @@ def accuracy_by_client(metrics: "pd.DataFrame", prepared: Prepared) -> list[floa
     return [None if np.isnan(a) else float(a) for a in a_K]
 
 
+def per_client_table(clients: "pd.DataFrame", metrics: "pd.DataFrame", prepared: Prepared) -> "pd.DataFrame":
+    """One row per client that took part in a round, for people: its data, how it trained, what its updates counted.
+
+    weight, oui, score and others are means over its rounds, loss and update_norm those of its last one; accuracy is
+    that of the final model on its own mix of classes.
+    """
+    taken = clients.groupby("client")
+    last, mean = taken.last(), taken.mean(numeric_only=True)
+    table = last[["n_real", "n_synthetic"]].copy()
+    table["rounds"] = taken.size()
+    accuracy_K = accuracy_by_client(metrics, prepared) if prepared.partition.drawn is None else None
+    if accuracy_K is not None:
+        table["accuracy"] = [accuracy_K[client] for client in table.index]
+    table["last_loss"] = last["loss"]
+    table["last_update_norm"] = last["update_norm"]
+    varying = [name for name in ("rare", "noisy", "input_noise") if last[name].any()]
+    table[varying] = last[varying]
+    known = {"round", "n_real", "n_synthetic", "loss", "update_norm", "rare", "noisy", "input_noise"}
+    others = [name for name in mean.columns if name not in known]
+    table[[f"mean_{name}" for name in others]] = mean[others]
+    return table.reset_index()
+
+
 def summarise(
     config: Config, prepared: Prepared, metrics: "pd.DataFrame", synthetic: Synthetic, clock: PhaseClock
 ) -> dict[str, Any]:
@@ -199,6 +222,10 @@ def summarise(
         "partition_sha256": partition.sha256(),
         "config_hash": config.hash(),
         "dataset": prepared.dataset.name,
+        "image": [prepared.dataset.channels, *prepared.dataset.image_size],
+        "image_mean": list(prepared.dataset.mean),
+        "image_std": list(prepared.dataset.std),
+        "class_names": [str(name) for name in prepared.dataset.class_names],
         "policy": config.allocation.name,
         "rule": config.aggregation.name,
         "seed": config.seed,

@@ -1,24 +1,28 @@
-"""Opening a run in an MLflow store: the client, the experiment, parameters and tags."""
+"""Opening a run in an MLflow store: the client, the experiment, parameters, tags and the data set."""
 
+import json
 import logging
 import os
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from raysim.core.errors import UserError
 from raysim.core.plain import PlainMapping
 from raysim.core.secrets import without_secrets
+from raysim.tracking.about import CHILD_OF, FOLDER, MODEL_NAME, About, DatasetAbout
 from raysim.tracking.store import SqliteFile, clean_name, flatten, short
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import DatasetInput, Run
 
 Item = TypeVar("Item")
 OTHERS_PER_REQUEST = 100  # MLflow's own limit for parameters and tags
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # and not one of traces and prompts
 ENVIRONMENT = {  # defaults only: what the user has set stays
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -47,7 +51,8 @@ class Opening:
     """What is needed to begin a run in a store, or to go on with a run.
 
     address: of the store.  resume_run_id: the run to go on with; None: begin a new one; empty: the process that began
-    the run died before it recorded the id, so the run is searched by its name.
+    the run died before it recorded the id, so the run is searched by the name of its folder.
+    folder: that name.  about: what the run says of itself.
     """
 
     address: str
@@ -56,6 +61,8 @@ class Opening:
     params: Params
     tags: Mapping[str, str]
     resume_run_id: str | None
+    folder: str = ""
+    about: About = field(default_factory=About)
 
     def find_run(self) -> "tuple[MlflowClient, Run, bool]":
         """Find or make the run; returns (client, run, whether it is the run to resume)."""
@@ -69,14 +76,17 @@ class Opening:
             client.update_run(old.info.run_id, status="RUNNING")
             return client, old, True
         experiment = _experiment(client, self.experiment, self.address)
-        return client, client.create_run(experiment, run_name=self.run_name), False
+        tags = {FOLDER: self.folder, **self.about.own_tags()}
+        return client, client.create_run(experiment, run_name=self.run_name, tags=tags), False
 
     def _find_by_name(self, client: "MlflowClient") -> "Run | None":
         experiment = client.get_experiment_by_name(self.experiment)
         if experiment is None:
             return None
-        wanted = f'attributes.run_name = "{self.run_name}"'
-        return next(iter(client.search_runs([experiment.experiment_id], wanted, max_results=1)), None)
+        for wanted in (f'tags.{FOLDER} = "{self.folder}"', f'attributes.run_name = "{self.folder}"'):
+            for run in client.search_runs([experiment.experiment_id], wanted, max_results=1):
+                return run
+        return None
 
 
 def _find_run(client: "MlflowClient", run_id: str) -> "Run | None":
@@ -106,7 +116,7 @@ def _experiment(client: "MlflowClient", name: str, uri: str) -> str:
         file = SqliteFile(uri).path
         folder = (file.parent / "mlartifacts" / _folder_name(name)).as_uri() if file else None
         try:
-            return str(client.create_experiment(name, artifact_location=folder))
+            return str(client.create_experiment(name, artifact_location=folder, tags=EXPERIMENT_TAGS))
         except MlflowException:  # another run may have made it at this moment
             found = client.get_experiment_by_name(name)
             if found is None:
@@ -119,8 +129,11 @@ def _experiment(client: "MlflowClient", name: str, uri: str) -> str:
     return str(found.experiment_id)
 
 
-def describe(client: "MlflowClient", run: "Run", params: Params, tags: dict[str, str]) -> None:
-    """Log parameters and tags.  MLflow refuses to change a parameter, so a changed one (more rounds) becomes a tag."""
+def describe(client: "MlflowClient", run: "Run", params: Params, tags: dict[str, str], about: About) -> None:
+    """Log parameters, tags and the data set.
+
+    MLflow refuses to change a parameter, so a changed one (more rounds) becomes a tag.
+    """
     import yaml
     from mlflow.entities import Param, RunTag
 
@@ -131,10 +144,47 @@ def describe(client: "MlflowClient", run: "Run", params: Params, tags: dict[str,
     new = [Param(key, value) for key, value in flat.items() if key not in known]
     for some_params in in_batches(new, OTHERS_PER_REQUEST):
         client.log_batch(run_id, params=some_params)
+    if about.dataset is not None and not (run.inputs and run.inputs.dataset_inputs):
+        client.log_inputs(run_id, [_dataset_input(about.dataset)])
     all_tags = [RunTag(clean_name(k), short(str(v))) for k, v in tags.items()]
     for some_tags in in_batches(all_tags, OTHERS_PER_REQUEST):
         client.log_batch(run_id, tags=some_tags)
     client.log_text(run_id, yaml.safe_dump(dict(params), sort_keys=False, allow_unicode=True), "config.yaml")
+
+
+def _dataset_input(dataset: DatasetAbout) -> "DatasetInput":
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    entity = Dataset(dataset.name, dataset.digest, "code", *map(json.dumps, dataset.as_mlflow()))
+    return DatasetInput(entity, [InputTag("mlflow.data.context", "training")])
+
+
+def log_model(client: "MlflowClient", experiment_id: str, run_id: str, folder: Path, model_id: str) -> str:
+    """Upload the folder of a model (`tracking.model_folder`) as the logged model of a run; returns its id.
+
+    model_id: of an earlier attempt, which is gone on with; empty at the first.
+    """
+    import yaml
+    from mlflow.entities import LoggedModelOutput
+
+    if not model_id:
+        model = client.create_logged_model(experiment_id, MODEL_NAME, source_run_id=run_id, model_type="classifier")
+        model_id = model.model_id
+    description = folder / "MLmodel"
+    plain = yaml.safe_load(description.read_text()) | {"model_id": model_id, "run_id": run_id}
+    description.write_text(yaml.safe_dump(plain, sort_keys=False))
+    client.log_model_artifacts(model_id, str(folder))
+    client.finalize_logged_model(model_id, "READY")
+    client.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
+    return model_id
+
+
+def adopt(client: "MlflowClient", parent: str, run_ids: Iterable[str]) -> None:
+    """Make runs the children of `parent`; those that have another parent, or are gone, stay as they are."""
+    for run_id in run_ids:
+        run = _find_run(client, run_id)
+        if run is not None and CHILD_OF not in run.data.tags:
+            client.set_tag(run_id, CHILD_OF, parent)
 
 
 def in_batches(items: list[Item], size: int) -> Iterator[list[Item]]:

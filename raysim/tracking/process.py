@@ -1,9 +1,11 @@
 """MLflow in a process of its own, which loads it, for some seconds, while the driver loads everything else."""
 
 import contextlib
+import functools
+import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import Any, Self
 from raysim.tracking.mlflow_run import load_mlflow
 from raysim.tracking.tracker import NullTracker, Status, Tracker
 
+_DIRECTORY = 6  # the place of the run's folder among the arguments of `Tracker.start`
+GATHER_S = 2.0  # seconds for which rounds wait to be written together
 END_S = 5.0  # seconds that the process has to end by itself
 _LEFT_OUT = ("numpy", "pandas", "pyarrow")  # without them, as in its skinny package, MLflow loads in half the time
 
@@ -29,6 +33,7 @@ class MlflowProcess:
 
     def __init__(self) -> None:
         self._asked = False
+        self._owed = 0  # answers that have not been read
         self._pipe, theirs = Pipe()
         with theirs:
             command = [sys.executable, "-m", "raysim.tracking.process", str(theirs.fileno())]
@@ -38,14 +43,27 @@ class MlflowProcess:
 
     def ask(self, *question: object) -> Any:  # the answer is a tuple of what `serve` sends
         """Send a question and wait for the answer.  Raises EOFError or OSError if the process has ended."""
+        self.send(*question)
+        return self.answer()
+
+    def send(self, *question: object) -> None:
+        """Send a question, whose answer is read later.  Raises OSError if the process has ended."""
         self._asked = True
         self._pipe.send(question)
-        return self._pipe.recv()
+        self._owed += 1
+
+    def answer(self) -> Any:
+        """Wait for the answer to the last question; None if it was read before.  Raises EOFError or OSError."""
+        answer = None
+        while self._owed:  # those of a run that was interrupted while it waited come first
+            answer = self._pipe.recv()
+            self._owed -= 1
+        return answer
 
     def tell(self, *question: object) -> None:
         """Send a last question without waiting for the answer."""
         with contextlib.suppress(OSError):
-            self._pipe.send(question)
+            self.send(*question)
 
     def __enter__(self) -> Self:
         return self
@@ -66,50 +84,85 @@ class MlflowProcess:
 
 
 class _Remote(NullTracker):
-    """A tracker in that process; like a Tracker, no method raises after the start."""
+    """A tracker in that process; like a Tracker, no method raises after the start.
+
+    What is logged is sent, and not waited for until the next question: the process writes it while the run goes on.
+    """
 
     def __init__(self, process: MlflowProcess, arguments: tuple[Any, ...]) -> None:
         self._process = process
         self._lost = ""
         self._problems: list[str] = []
-        self._directory = arguments[-1]
+        self._directory = arguments[_DIRECTORY]
+        about = arguments[_DIRECTORY + 1 :] or (None,)
         try:
-            self._ask("start", *arguments)
+            start = functools.partial(process.ask, "start", *arguments[: _DIRECTORY + 1], *about, os.getpid())
+            self._exchange(start)
         except KeyboardInterrupt:
             process.tell("finish", "KILLED", "interrupted")
             raise
 
     def _ask(self, method: str, *arguments: object) -> None:
+        """Call a method there and wait until it has returned."""
+        self._settle()
+        self._exchange(functools.partial(self._process.ask, method, *arguments))
+
+    def _tell(self, method: str, *arguments: object) -> None:
+        """Call a method there, once the one before has returned."""
+        self._settle()
+        self._exchange(functools.partial(self._process.send, method, *arguments))
+
+    def _settle(self) -> None:
+        """Wait until the process has done what it was last asked for."""
+        self._exchange(self._process.answer)
+
+    def _exchange(self, step: Callable[[], Any]) -> None:
+        """Send or receive, unless the process was lost before, and take the answer if there is one."""
         if self._lost:
             return
         try:
-            error, self.run_id, self.uri, self._problems = self._process.ask(method, *arguments)
+            answer = step()
         except (EOFError, OSError):
             self._lost = f"the process that writes to MLflow has ended; what it lacks is in {self._directory}"
             return
-        if error is not None:
-            raise error
+        if answer is not None:
+            error, self.run_id, self.experiment_id, self.uri, self._problems = answer
+            if error is not None:
+                raise error
 
     @property
     def problems(self) -> list[str]:
         """What the store lacks, and whether the process has ended, in sentences."""
+        self._settle()
         return [*self._problems, self._lost] if self._lost else self._problems
 
     def log_round(self, round: int, metrics: Mapping[str, float]) -> None:
         """Log a round's metrics."""
-        self._ask("log_round", round, dict(metrics))
+        self._tell("log_round", round, dict(metrics))
+
+    def describe(self, text: str, tags: Mapping[str, str]) -> None:
+        """Replace the description of the run, and set tags."""
+        self._tell("describe", text, dict(tags))
 
     def log_artifact(self, path: Path, folder: str | None = None) -> None:
         """Copy a file or a folder into the run's artifacts."""
-        self._ask("log_artifact", path, folder)
+        self._tell("log_artifact", path, folder)
 
     def log_figure(self, path: Path) -> None:
         """Copy a figure into the run's artifacts."""
-        self._ask("log_figure", path)
+        self._tell("log_figure", path)
 
     def log_model_state(self, path: Path) -> None:
         """Copy a model into the run's artifacts."""
-        self._ask("log_model_state", path)
+        self._tell("log_model_state", path)
+
+    def log_model(self, folder: Path) -> None:
+        """Upload the folder of a model."""
+        self._tell("log_model", folder)
+
+    def adopt(self, run_ids: Iterable[str]) -> None:
+        """Make other runs the children of this one."""
+        self._tell("adopt", list(run_ids))
 
     def finish(self, status: Status, message: str = "") -> None:
         """End the run with the given status."""
@@ -125,23 +178,25 @@ def serve(pipe: Connection) -> None:
         import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - loaded late by MLflow itself
     tracker = NullTracker()
     while True:
+        while not pipe.poll(GATHER_S):
+            tracker.idle()
         try:
             method, *arguments = pipe.recv()
         except EOFError:
             return
-        if method == "start" and pipe.poll():  # closed, or a last question: nobody waits any more for a run to begin
-            tracker = NullTracker()
-            continue
         error = None
         try:
-            if method == "start":
+            if method == "start" and pipe.poll():  # closed, or a last question: nobody waits for a run to begin
+                tracker = NullTracker()
+            elif method == "start":
                 tracker = Tracker.start(*arguments)
+                tracker.gather_s = GATHER_S
             else:
                 getattr(tracker, method)(*arguments)
         except Exception as raised:  # noqa: BLE001 - raised where it was asked for
             error = raised
         with contextlib.suppress(OSError):  # nobody waits for the answer any more
-            pipe.send((error, tracker.run_id, tracker.uri, tracker.problems))
+            pipe.send((error, tracker.run_id, tracker.experiment_id, tracker.uri, tracker.problems))
 
 
 if __name__ == "__main__":

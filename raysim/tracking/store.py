@@ -178,13 +178,13 @@ class SqliteFile:
 class Write:
     """One request to the store.
 
-    what: its content, for messages.  send: sends it; may be repeated without harm.  round: that of metrics.
+    what: its content, for messages.  send: sends it; may be repeated without harm.  rounds: those of metrics.
     error: why it was not sent, so far.
     """
 
     what: str
     send: Callable[[], object]
-    round: int | None = None
+    rounds: tuple[int, ...] = ()
     error: str = ""
 
 
@@ -215,7 +215,7 @@ class Outbox:
 
     def lose(self, write: Write) -> None:
         """Record a request that will never be sent, without its data."""
-        self._lost.append(Write(write.what, lambda: None, write.round, write.error))
+        self._lost.append(Write(write.what, lambda: None, write.rounds, write.error))
 
     def submit(self, write: Write) -> None:
         """Queue a request, and send all that wait, unless the store has failed shortly before."""
@@ -231,7 +231,7 @@ class Outbox:
         """
         started = time.monotonic()
         failures = 0
-        for write in sorted(self._waiting, key=lambda write: write.round is None):
+        for write in sorted(self._waiting, key=lambda write: not write.rounds):
             try:
                 self._store.check(wait_s)
                 write.send()

@@ -325,12 +325,13 @@ def _workers(summary: PlainMapping) -> str:
 
 def _locations(summary: PlainMapping) -> list[tuple[str, str]]:
     rows = [("Files", _near(summary["run_directory"]))] if summary.get("run_directory") else []
-    uri = summary.get("mlflow_uri") or "none"
-    if uri.startswith("http"):
-        run = summary.get("mlflow_run_id")  # none where the server has not answered
-        rows.append(("MLflow", f"{uri} (run {run})" if run else uri))
-    elif uri != "none":
-        rows.append(("MLflow", f"mlflow ui --backend-store-uri {shlex.quote(uri)}"))
+    uri = str(summary.get("mlflow_uri") or "none")
+    if summary.get("mlflow_page"):
+        rows.append(("MLflow", str(summary["mlflow_page"])))
+        if not uri.startswith("http"):
+            rows.append(("", f"which this serves: python -m raysim ui {shlex.quote(_near(summary['run_directory']))}"))
+    elif uri != "none":  # a store that has not answered has no page
+        rows.append(("MLflow", uri))
     return rows
 
 

@@ -472,8 +472,8 @@ def test_only_so_much_waits_for_a_store_that_is_away(monkeypatch):
         raise OSError("away")
 
     for round_ in range(5):
-        outbox.submit(tracking_store.Write("metrics", fail, round_))
-    assert [write.round for write in outbox.missing()] == [0, 1, 2, 3, 4]
+        outbox.submit(tracking_store.Write("metrics", fail, (round_,)))
+    assert [write.rounds for write in outbox.missing()] == [(0,), (1,), (2,), (3,), (4,)]
     assert len(outbox._waiting) == 3
     assert {write.error for write in outbox.missing()} == {"away"}
 

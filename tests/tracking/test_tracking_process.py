@@ -83,7 +83,7 @@ def test_a_start_that_is_interrupted_leaves_a_run_that_says_so(
     process = apart
 
     def interrupted(*question: Any) -> None:
-        process._pipe.send(question)
+        process.send(*question)
         process._pipe.poll(0.3)  # until it is at work
         raise KeyboardInterrupt
 
@@ -91,7 +91,7 @@ def test_a_start_that_is_interrupted_leaves_a_run_that_says_so(
         patch.setattr(process, "ask", interrupted)
         with pytest.raises(KeyboardInterrupt):
             begin(apart, tmp_path)
-    process._pipe.recv(), process._pipe.recv()
+    process.answer()
     (run,) = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db").search_runs(["1"])
     assert (run.info.status, run.data.tags["message"]) == ("KILLED", "interrupted")
 
@@ -100,10 +100,10 @@ def test_a_start_that_nobody_waits_for_any_more_begins_no_run(apart: MlflowProce
     """As when the driver is killed while MLflow is still being loaded."""
     process, child = apart, child_of(apart)
     child.suspend()
-    process._pipe.send(("start", f"sqlite:///{tmp_path}/new.db", "tests", "a run", {}, {}, None, tmp_path))
+    process.send("start", f"sqlite:///{tmp_path}/new.db", "tests", "a run", {}, {}, None, tmp_path)
     process.tell("finish", "KILLED", "interrupted")
     child.resume()
-    assert process._pipe.recv()[1:] == ("", "none", [])
+    assert process.answer()[1:] == ("", "", "none", [])
     assert not (tmp_path / "new.db").exists()
 
 
@@ -111,7 +111,7 @@ def test_a_run_whose_id_was_never_put_on_record_is_found_by_its_name(apart: Mlfl
     """The driver died between the two."""
     first, other = begin(apart, tmp_path), begin(apart, tmp_path)
     other.finish("FINISHED")
-    mlflow.MlflowClient(tracking_uri=first.uri).update_run(other.run_id, name="another")
+    mlflow.MlflowClient(tracking_uri=first.uri).set_tag(other.run_id, "folder", "another")
     again = begin(apart, tmp_path, resume="")
     again.finish("FINISHED")
     assert again.run_id == first.run_id != other.run_id

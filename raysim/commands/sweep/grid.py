@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,14 @@ class Grid:
     target_accuracy: float | None
     notes: list[str]
     compare: tuple[str, ...] = ()
+
+
+def short_groups(cells: Iterable[Cell]) -> dict[str, str]:
+    """The groups of a sweep by names that can be read in a list: without the keys in braces, where that is enough."""
+    groups = list(dict.fromkeys(cell.group for cell in cells))
+    plain = {group: re.sub(r" \{.*?\}+(?=, |$)", "", group) for group in groups}
+    shared = [name for name, times in Counter(plain.values()).items() if times > 1]
+    return {group: group if name in shared else name for group, name in plain.items()}
 
 
 def read_sweep(

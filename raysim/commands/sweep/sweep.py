@@ -18,6 +18,7 @@ import yaml
 from raysim.commands.sweep import table as sweep_table
 from raysim.commands.sweep.compare import Comparison
 from raysim.commands.sweep.grid import Cell, Grid, named, read_sweep
+from raysim.commands.sweep.page import SweepPage
 from raysim.config.plugin_guard import blaming
 from raysim.config.plugin_source import with_source
 from raysim.config.schema import PLUGIN_SECTIONS, Config, Resources, Tracking
@@ -85,7 +86,6 @@ def run_sweep(file: str | Path, overrides: Iterable[str] = (), mlflow: MlflowPro
         tasks = _check(grid, inputs, index)
         directory = _directory(grid)
         with FolderLock(directory):
-            write_file(directory / "sweep.json", json.dumps({"runs": len(grid.cells)}).encode())
             for note in [*grid.notes, *inputs.notes, *_differences(tasks)]:
                 display.line(f"note: {note}")
             if grid.compare:
@@ -97,12 +97,19 @@ def run_sweep(file: str | Path, overrides: Iterable[str] = (), mlflow: MlflowPro
                 f"runs share counted each time; results in {directory}"
             )
             mirror = None if output.mirror is None else Mirror(output.mirror, directory)
-            work = _Sweep(grid, directory, display, inputs, mlflow, mirror)
+            page = SweepPage.open(grid, directory, mlflow)
+            write_file(directory / "sweep.json", json.dumps({"runs": len(grid.cells), **page.kept()}).encode())
+            work = _Sweep(grid, directory, display, inputs, mlflow, page, mirror)
             try:
                 work.all_cells(tasks)
+                result = work.result()
+                page.end(result.failed, work.finished, display.line)
+            except BaseException as error:
+                page.abandon(error)
+                raise
             finally:
                 work.finish_mirror()
-            return work.result()
+            return result
 
 
 @dataclass
@@ -125,7 +132,8 @@ class _Task:
 class _Sweep:
     """The state of a sweep that is running.
 
-    mirror: the copy of its folder at another place, if there is one.  rows: one per cell that has ended, in any way.
+    page: its run in MLflow.  mirror: the copy of its folder at another place, if there is one.  rows: one per cell that
+    has ended, in any way.  finished: the runs of cells.
     """
 
     grid: Grid
@@ -133,9 +141,11 @@ class _Sweep:
     display: Display
     inputs: "_Inputs"
     mlflow: MlflowProcess | None
+    page: SweepPage
     mirror: Mirror | None = None
     rows: dict[str, PlainDict] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    finished: dict[str, RunDirectory] = field(default_factory=dict)
 
     def all_cells(self, tasks: Sequence[_Task]) -> None:
         """Run the cells that are not finished, on one Ray, which is started here unless there is one."""
@@ -182,6 +192,7 @@ class _Sweep:
                 session=session,
                 dataset=self.inputs.dataset(cell.config),
                 mlflow=self.mlflow,
+                origin=self.page.origin(cell),
             )
             return RunDirectory(result.directory)
         self.failed[cell.name] = outcome.cause
@@ -191,6 +202,8 @@ class _Sweep:
 
     def _record(self, cell: Cell, finished: RunDirectory | None) -> None:
         """Add the row of a cell."""
+        if finished is not None:
+            self.finished[cell.name] = finished
         cause = self.failed.get(cell.name, "")
         self.rows[cell.name] = sweep_table.row(cell, finished, cause, self.grid.target_accuracy)
 

@@ -1,0 +1,137 @@
+"""The page of a sweep in MLflow: a run above those of its cells, with the table and the curves."""
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raysim.commands.sweep.grid import Cell, Grid, short_groups
+from raysim.core.errors import DiskError
+from raysim.core.files import disk_errors
+from raysim.core.plain import PlainDict
+from raysim.lifecycle.description import Origin
+from raysim.lifecycle.directory import RunDirectory
+from raysim.tracking import links
+from raysim.tracking.about import About
+from raysim.tracking.process import MlflowProcess, start_tracker
+from raysim.tracking.tracker import NullTracker, Status
+from raysim.ui import plots
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FILES = ("table.csv", "runs.csv", "table.txt", "sweep.json")
+
+
+@dataclass
+class SweepPage:
+    """The run of a sweep in MLflow.  run_id: empty where there is none, as without a store.
+
+    It is begun before the cells, so that they can name it, and ended after them: in between, the process that writes to
+    MLflow has no tracker but that of the cell that runs.
+    """
+
+    grid: Grid
+    directory: Path
+    mlflow: MlflowProcess | None
+    uri: str
+    experiment: str
+    names: Mapping[str, str]
+    run_id: str = ""
+    experiment_id: str = ""
+    address: str = "none"
+
+    @classmethod
+    def open(cls, grid: Grid, directory: Path, mlflow: MlflowProcess | None) -> "SweepPage":
+        """Begin the run of a sweep, or go on with the one that its folder names; UserError for a store that fails.
+
+        A sweep whose cells write to several stores or experiments has none.
+        """
+        stores = {(cell.config.tracking.uri, cell.config.tracking.experiment) for cell in grid.cells}
+        uri, experiment = stores.pop() if len(stores) == 1 else ("none", "")
+        page = cls(grid, directory, mlflow, uri, experiment, short_groups(grid.cells))
+        if uri != "none":
+            page._begin(_before(directory) or None)
+        return page
+
+    def kept(self) -> PlainDict:
+        """What sweep.json keeps of it."""
+        found = {"mlflow_run_id": self.run_id, "mlflow_experiment_id": self.experiment_id, "mlflow_uri": self.address}
+        return found if self.run_id else {}
+
+    def origin(self, cell: Cell) -> Origin:
+        """What the run of a cell says of where it comes from."""
+        method = self.names[cell.group]
+        name = f"{method}, seed {cell.config.seed}"
+        return Origin(f"{self.grid.name}.yaml", self.grid.name, self.run_id, name, method)
+
+    def end(
+        self, failed: Mapping[str, str], finished: Mapping[str, RunDirectory], say: Callable[[str], object]
+    ) -> None:
+        """Send the table and the curves, adopt the cells that were finished before, and end the run.
+
+        failed, finished: the causes and the runs, by the name of a cell.
+        """
+        if not self.run_id:
+            return
+        tracker = self._begin(self.run_id)
+        for name in FILES:
+            if (self.directory / name).is_file():
+                tracker.log_artifact(self.directory / name)
+        with contextlib.suppress(DiskError), disk_errors(self.directory / "figures"):
+            self._draw(finished)
+        for figure in sorted((self.directory / "figures").glob("*.png")):
+            tracker.log_figure(figure)
+        summaries = [run.summary() or {} for run in finished.values()]
+        tracker.adopt(s["mlflow_run_id"] for s in summaries if s.get("mlflow_uri") == tracker.uri)
+        text = (self.directory / "table.txt").read_text(encoding="utf-8")
+        tracker.describe(f"{self._heading()}\n\n```\n{text}```\n", {})
+        causes = "; ".join(f"{cell}: {cause}" for cell, cause in failed.items())
+        self._finish(tracker, "FAILED" if failed else "FINISHED", causes)
+        for problem in tracker.problems:
+            say(f"warning: {problem}")
+        say(f"MLflow    {links.runs_page(tracker.uri, tracker.experiment_id)}")
+
+    def abandon(self, error: BaseException) -> None:
+        """End the run of a sweep that an error, or an interrupt, has ended."""
+        if self.run_id:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            message = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
+            self._finish(self._begin(self.run_id), "KILLED" if interrupted else "FAILED", message)
+
+    def _finish(self, tracker: NullTracker, status: Status, message: str) -> None:
+        tracker.finish(status, message)
+        self.run_id = ""
+
+    def _begin(self, run_id: str | None) -> NullTracker:
+        about = About(
+            f"{self._heading()}, which goes on", f"{self.grid.name}.yaml", {"sweep": self.grid.name, "method": "sweep"}
+        )
+        tracker = start_tracker(
+            self.mlflow, self.uri, self.experiment, f"sweep {self.grid.name}", {}, {}, run_id, self.directory, about
+        )
+        self.run_id, self.experiment_id, self.address = tracker.run_id, tracker.experiment_id, tracker.uri
+        return tracker
+
+    def _heading(self) -> str:
+        return f"**Sweep {self.grid.name}**: {len(self.grid.cells)} runs of {len(self.names)} methods"
+
+    def _draw(self, cells: Mapping[str, RunDirectory]) -> None:
+        """Draw accuracy over rounds, a curve for each method."""
+        curves: dict[str, list[pd.DataFrame]] = {}
+        for cell in self.grid.cells:
+            if cell.name in cells:
+                metrics = cells[cell.name].metrics()[["round", "accuracy"]].dropna()
+                curves.setdefault(self.names[cell.group], []).append(metrics)
+        if curves:
+            plots.accuracy_curves({self.grid.name: curves}, self.directory / "figures" / "accuracy.png")
+
+
+def _before(directory: Path) -> str:
+    """The run of an earlier start of the same sweep; empty without one."""
+    try:
+        return str(json.loads((directory / "sweep.json").read_text(encoding="utf-8")).get("mlflow_run_id", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""

@@ -1,0 +1,53 @@
+"""The trained model of a run, as MLflow and people load it."""
+
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from raysim.core.errors import UserError
+from raysim.core.records import Dataset
+from raysim.lifecycle.build import plugin, read_config
+from raysim.lifecycle.directory import MODEL, SUMMARY, RunDirectory, readable
+from raysim.models.classifier import ImageClassifier
+from raysim.models.flat_model import build_model
+from raysim.tracking.model_folder import write_model_folder
+
+EXAMPLES = 2  # images in the input example
+
+
+def write_for_mlflow(directory: RunDirectory, module: nn.Module, dataset: Dataset) -> Path:
+    """Write the folder of the trained model that MLflow takes, model.safetensors included; returns its path."""
+    folder = directory.model_folder
+    directory.remove_model_folder()
+    model = ImageClassifier(module, dataset.mean, dataset.std).eval()
+    example = torch.from_numpy(dataset.test_images[:EXAMPLES].copy())
+    write_model_folder(folder, model, example, dataset.classes)
+    os.link(directory.path / MODEL, folder / MODEL)
+    return folder
+
+
+def load_model(folder: str | Path) -> ImageClassifier:
+    """Load the trained model of a finished run: a `torch.nn.Module` from uint8 images to a number for each class.
+
+    folder: that of the run.  Its `module` is the network, to which model.safetensors belongs.  Raises UserError for a
+    folder that is no run, for a run that has not finished, and for files that are damaged.
+    """
+    from safetensors.torch import load_file
+
+    directory = RunDirectory(Path(folder).expanduser())
+    summary = directory.summary()
+    if summary is None:
+        raise UserError(f"{folder}: this is no folder of a finished run (it has no {SUMMARY} of one)")
+    if problem := directory.model_problem(summary):
+        raise UserError(problem)
+    config = read_config(directory.path / "config.yaml", (), {})
+    if "image" not in summary:
+        raise UserError(f"{folder}: this run is of an earlier raysim, which did not keep the shape of its images")
+    channels, height, width = summary["image"]
+    build = plugin("model", config.model).build
+    module = build_model(build, channels, (height, width), len(summary["class_names"]), config.model_seed)
+    with readable(directory.path / MODEL):
+        module.load_state_dict(load_file(directory.path / MODEL))
+    return ImageClassifier(module, summary["image_mean"], summary["image_std"]).eval()
