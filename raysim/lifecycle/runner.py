@@ -342,9 +342,6 @@ class _Run:
         return Result(metrics, summary, directory.path)
 
 
-<<<<<<< HEAD
-_SHOWN = ("accuracy", "validation_accuracy", "loss", "train_loss")
-=======
     def _log_files(self) -> list[str]:
         """Send the files of the run to MLflow, and the model in its form; returns what could not be made of them."""
         record, directory = self.record, self.record.directory
@@ -362,7 +359,9 @@ _SHOWN = ("accuracy", "validation_accuracy", "loss", "train_loss")
             return [f"MLflow has the weights alone, and no model that it can load: {told}"]
         record.tracker.log_model(folder)
         return []
->>>>>>> 84dd496 (Give each MLflow run a description, tags, its data set, a model that loads, and metrics in groups; a sweep is a run above its cells)
+
+
+_SHOWN = ("accuracy", "validation_accuracy", "loss", "train_loss")
 
 
 class _Progress:
