@@ -4,14 +4,32 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from raysim.commands.load_result import load_result
+    from raysim.commands.plan.plan import plan
+    from raysim.commands.report import report
+    from raysim.commands.sweep.entry import sweep
     from raysim.config.load import load_config
     from raysim.lifecycle.entry import run
-    from raysim.lifecycle.summary import Result
+    from raysim.lifecycle.kept_model import load_model
+    from raysim.lifecycle.result import Result
+    from raysim.lifecycle.session import session
 
 __version__ = "0.1.0"
-__all__ = ["Result", "__version__", "load_config", "run"]
+__all__ = [
+    "Result", "__version__", "load_config", "load_model", "load_result", "plan", "report", "run", "session", "sweep",
+]  # fmt: skip
 
-_HOMES = {"run": "raysim.lifecycle.entry", "Result": "raysim.lifecycle.summary", "load_config": "raysim.config.load"}
+_HOMES = {
+    "Result": "raysim.lifecycle.result",
+    "load_config": "raysim.config.load",
+    "load_model": "raysim.lifecycle.kept_model",
+    "load_result": "raysim.commands.load_result",
+    "plan": "raysim.commands.plan.plan",
+    "report": "raysim.commands.report",
+    "run": "raysim.lifecycle.entry",
+    "session": "raysim.lifecycle.session",
+    "sweep": "raysim.commands.sweep.entry",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -271,6 +271,20 @@ def init(folder: str) -> None:
     click.echo(f"{copied} holds the examples; begin with: raysim run {copied / 'quickstart.yaml'}")
 
 
+@commands.command()
+@click.argument("folder", type=click.Path(), required=False)
+@click.option("--store", metavar="URI", help="The MLflow store, as tracking.uri; by default that of FOLDER, or auto.")
+@click.option("--port", type=click.IntRange(1, 65535), default=5000, help="Port of 127.0.0.1; 5000 by default.")
+def ui(folder: str | None, store: str | None, port: int) -> None:
+    """Serve MLflow's pages of the runs, and tell the address of the page of the run or sweep in FOLDER.
+
+    Without FOLDER, that of the newest experiment. Ends with Ctrl-C.
+    """
+    from raysim.commands.ui import ui as show_pages
+
+    show_pages(folder, store, port, click.echo)
+
+
 @commands.group()
 def cache() -> None:
     """Show or empty the cache of synthetic and of decoded images, which all runs share."""

@@ -23,7 +23,14 @@ def shortened(text: str) -> str:
     return text if len(text) <= MOST_TEXT else f"{text[:half]}{left_out}{text[-half:]}"
 
 
-class UserError(Exception):
+class WithoutTrace:
+    """An exception whose message is all that a notebook shows of it, as the command line does."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
+class UserError(WithoutTrace, Exception):
     """Something the user can put right; the command line prints it without a stack trace and exits with code 2.
 
     Secrets in the message are masked, as in that of RunError.
@@ -42,7 +49,7 @@ class ConfigError(UserError):
         super().__init__("\n".join([f"{len(self.problems)} {noun} in {source}:", *(f"  - {p}" for p in self.problems)]))
 
 
-class RunError(Exception):
+class RunError(WithoutTrace, Exception):
     """A run that started could not go on; exit code 1."""
 
     def __init__(self, message: str = "") -> None:

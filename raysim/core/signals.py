@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Self
 
+from raysim.core.errors import WithoutTrace
+
 AGAIN_S = 0.05  # seconds between checks whether an import that a signal interrupted has ended
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupted(WithoutTrace, KeyboardInterrupt):
     """SIGINT, SIGTERM or SIGHUP reached the driver."""
 
 

@@ -11,12 +11,13 @@ from raysim.config.schema import Config
 from raysim.config.yaml_io import parse_overrides
 from raysim.core.errors import ConfigError, UserError
 from raysim.core.records import Dataset
+from raysim.lifecycle.session import open_session
 from raysim.tracking.process import MlflowProcess
 
 if TYPE_CHECKING:
     from raysim.engine.session import Session
     from raysim.lifecycle.build import Source
-    from raysim.lifecycle.summary import Result
+    from raysim.lifecycle.result import Result
 
 
 _RUNNING = threading.RLock()
@@ -56,12 +57,17 @@ def run(
     resume: go on with the newest run of this configuration, or with the one in this folder, from its last checkpoint,
     to the same result.
     accept_changes: resume although code or versions have changed, which may change the result.
-    session, dataset: an open Ray session and a loaded data set, for runs that follow one another.
+    session: an open Ray session; None: that of `raysim.session` where one is open, else one for this run alone.
+    dataset: a loaded data set, for runs that follow one another.
     Raises ConfigError or UserError, before Ray starts, for input that cannot work and while another run of this process
     goes on, and RunError for a run that failed.
     """
     overrides = list(overrides)
-    with only_one(), MlflowProcess() if _tracks(source, overrides, keys) else contextlib.nullcontext() as mlflow:
+    kept = open_session()
+    with only_one(), contextlib.ExitStack() as owned:
+        mlflow = None
+        if _tracks(source, overrides, keys):
+            mlflow = kept.mlflow() if kept is not None else owned.enter_context(MlflowProcess())
         from raysim.lifecycle.runner import run_experiment
 
         return run_experiment(
@@ -70,7 +76,7 @@ def run(
             keys,
             resume=resume,
             accept_changes=accept_changes,
-            session=session,
+            session=session if session is not None or kept is None else kept.ray,
             dataset=dataset,
             mlflow=mlflow,
         )

@@ -35,7 +35,7 @@ from raysim.lifecycle.kept_model import write_for_mlflow
 from raysim.lifecycle.messages import say_plan, say_start, shared_memory_note, store_note
 from raysim.lifecycle.prepare import named
 from raysim.lifecycle.record import Record
-from raysim.lifecycle.summary import Result
+from raysim.lifecycle.result import Result
 from raysim.lifecycle.worker_data import WorkerData
 from raysim.tracking import links
 from raysim.tracking.process import MlflowProcess

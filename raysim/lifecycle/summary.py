@@ -1,7 +1,6 @@
 """The results of a finished run: figures, and the content of summary.json."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +17,6 @@ from raysim.lifecycle.prepare import Prepared
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run.  metrics: one row per round.  summary: the content of summary.json.  directory: its folder."""
-
-    metrics: "pd.DataFrame"
-    summary: dict[str, Any]
-    directory: Path
 
 
 EVALUATED = (

@@ -60,6 +60,11 @@ class MlflowProcess:
             self._owed -= 1
         return answer
 
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
     def tell(self, *question: object) -> None:
         """Send a last question without waiting for the answer."""
         with contextlib.suppress(OSError):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from raysim.core.plain import PlainMapping
 from raysim.core.secrets import plain_without_secrets, without_secrets
+from raysim.ui.notebook import CellBar, in_notebook
 
 if TYPE_CHECKING:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
@@ -35,6 +36,7 @@ class Display:
         self._stream: TextIO = _ClosableStream(stream or sys.stdout)  # type: ignore[assignment]
         capable = self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         self._live = capable if live is None else live
+        self._cell = CellBar() if stream is None and live is None and in_notebook() else None
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._phase = ""
@@ -115,6 +117,9 @@ class Display:
 
     def _show(self, done: int, total: int, parts: list[str], eta_s: float | None) -> None:
         left = "" if eta_s is None or done >= total or not math.isfinite(eta_s) else f"{duration(eta_s)} left"
+        if self._cell is not None:
+            self._cell.show(self._phase, done, total, ", ".join(part for part in (text, left) if part))
+            return
         if self._live:
             self._draw(done, total, parts, left)
             return
@@ -324,18 +329,17 @@ def _workers(summary: PlainMapping) -> str:
 
 
 def _locations(summary: PlainMapping) -> list[tuple[str, str]]:
-    rows = [("Files", _near(summary["run_directory"]))] if summary.get("run_directory") else []
     uri = str(summary.get("mlflow_uri") or "none")
     if summary.get("mlflow_page"):
         rows.append(("MLflow", str(summary["mlflow_page"])))
         if not uri.startswith("http"):
-            rows.append(("", f"which this serves: python -m raysim ui {shlex.quote(_near(summary['run_directory']))}"))
+            rows.append(("", f"which this serves: python -m raysim ui {shlex.quote(near(summary['run_directory']))}"))
     elif uri != "none":  # a store that has not answered has no page
         rows.append(("MLflow", uri))
     return rows
 
 
-def _near(path: str | Path) -> str:
+def near(path: str | Path) -> str:
     """The path as seen from the working directory, if it is below it."""
     absolute = Path(path).absolute()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)

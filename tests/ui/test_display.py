@@ -28,6 +28,7 @@ SUMMARY = {
     "model_sha256": "1",
     "synthetic_sha256": "2",
     "mlflow_run_id": "3",
+    "mlflow_page": "http://127.0.0.1:5000/#/experiments/1/runs/3",
     "mlflow_uri": "sqlite:////data/my runs/mlflow.db",
     "config_hash": "4",
     "policy": "fedeas",
@@ -60,7 +61,8 @@ def summary_of(content: dict, encoding: str = "utf-8") -> str:
         "Workers 2, idle for 20% to 30% of the time of the rounds",
         "one [red]client[/red] was dropped :boom:",
         "/data/runs/[quick]start-7",
-        "mlflow ui --backend-store-uri 'sqlite:////data/my runs/mlflow.db'",
+        "MLflow http://127.0.0.1:5000/#/experiments/1/runs/3",
+        "python -m raysim ui '/data/runs/[quick]start-7'",
     ],
 )
 def test_the_summary_tells(fact):
@@ -77,13 +79,17 @@ def test_the_summary_fits_100_columns_and_has_no_trailing_blanks():
 
 def test_lines_to_copy_are_never_folded():
     uri = f"sqlite:////{'deep/' * 40}mlflow.db"
-    assert f"mlflow ui --backend-store-uri {uri}\n" in summary_of({**SUMMARY, "mlflow_uri": uri})
+    page = f"http://127.0.0.1:5000/#/experiments/1/runs/{'f' * 32}"
+    folder = f"/{'deep/' * 40}run"
+    text = summary_of({**SUMMARY, "mlflow_uri": uri, "mlflow_page": page, "run_directory": folder})
+    assert f"MLflow    {page}\n" in text and f"raysim ui {folder}\n" in text
 
 
 def test_a_server_is_shown_as_an_address_and_no_tracking_not_at_all():
-    assert "mlflow ui" not in summary_of({**SUMMARY, "mlflow_uri": "http://host:5000"})
-    assert "http://host:5000 (run 3)" in summary_of({**SUMMARY, "mlflow_uri": "http://host:5000"})
-    assert "MLflow" not in summary_of({**SUMMARY, "mlflow_uri": "none"})
+    page = "http://host:5000/#/experiments/1/runs/3"
+    text = summary_of({**SUMMARY, "mlflow_uri": "http://host:5000", "mlflow_page": page})
+    assert page in text and "raysim ui" not in text
+    assert "MLflow" not in summary_of({**SUMMARY, "mlflow_uri": "none", "mlflow_page": ""})
 
 
 def test_a_run_that_failed_early_still_has_a_summary():

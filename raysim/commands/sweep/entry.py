@@ -1,10 +1,12 @@
 """`raysim sweep`: starts the MLflow process before the slow imports (torch, Ray), so that both load at once."""
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raysim.lifecycle.entry import only_one
+from raysim.lifecycle.session import open_session
 from raysim.tracking.process import MlflowProcess
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ def sweep(file: str | Path, overrides: Iterable[str] = ()) -> "SweepResult":
     cells are run all the same.
     Raises ConfigError or UserError, before Ray starts, for input that cannot work in any cell.
     """
-    with only_one(), MlflowProcess() as mlflow:
+    kept = open_session()
+    with only_one(), MlflowProcess() if kept is None else contextlib.nullcontext(kept.mlflow()) as mlflow:
         from raysim.commands.sweep.sweep import run_sweep
 
-        return run_sweep(file, overrides, mlflow)
+        return run_sweep(file, overrides, mlflow, None if kept is None else kept.ray)

@@ -3,6 +3,7 @@
 Ray and torch are imported where a cell is left to run: a sweep that is finished shows its table without them.
 """
 
+import contextlib
 import hashlib
 import json
 import time
@@ -69,10 +70,15 @@ class SweepResult:
             raise RunError(f"{len(self.failed)} of {len(self.runs)} runs failed; start it again to retry them:{causes}")
 
 
-def run_sweep(file: str | Path, overrides: Iterable[str] = (), mlflow: MlflowProcess | None = None) -> SweepResult:
+def run_sweep(
+    file: str | Path,
+    overrides: Iterable[str] = (),
+    mlflow: MlflowProcess | None = None,
+    session: "Session | None" = None,
+) -> SweepResult:
     """Run a sweep; arguments and errors are those of `commands.sweep.entry.sweep`.
 
-    mlflow: the process that writes the MLflow runs; None: this process.
+    mlflow: the process that writes the MLflow runs; None: this process.  session: an open one; None: one for the sweep.
     """
     with Display() as display:
         display.line(f"raysim: reading {file}")
@@ -101,7 +107,7 @@ def run_sweep(file: str | Path, overrides: Iterable[str] = (), mlflow: MlflowPro
             write_file(directory / "sweep.json", json.dumps({"runs": len(grid.cells), **page.kept()}).encode())
             work = _Sweep(grid, directory, display, inputs, mlflow, page, mirror)
             try:
-                work.all_cells(tasks)
+                work.all_cells(tasks, session)
                 result = work.result()
                 page.end(result.failed, work.finished, display.line)
             except BaseException as error:
@@ -147,8 +153,8 @@ class _Sweep:
     failed: dict[str, str] = field(default_factory=dict)
     finished: dict[str, RunDirectory] = field(default_factory=dict)
 
-    def all_cells(self, tasks: Sequence[_Task]) -> None:
-        """Run the cells that are not finished, on one Ray, which is started here unless there is one."""
+    def all_cells(self, tasks: Sequence[_Task], given: "Session | None" = None) -> None:
+        """Run the cells that are not finished, on one Ray, which is started here unless there is one.  given: it."""
         for place, task in enumerate(tasks, 1):
             if task.finished is not None:
                 self.display.line(f"{self._where(place, task)}: finished before, in {task.finished.path.name}")
@@ -159,7 +165,8 @@ class _Sweep:
             return
         from raysim.engine.session import Session
 
-        with Signals() as signals, Session(_widest([cell.config.resources for cell in self.grid.cells])) as session:
+        widest = _widest([cell.config.resources for cell in self.grid.cells])
+        with Signals() as signals, Session(widest) if given is None else contextlib.nullcontext(given) as session:
             signals.listen()  # Ray installs a handler of its own for SIGTERM when it starts
             began = time.monotonic()
             for ran, (place, task) in enumerate(left):

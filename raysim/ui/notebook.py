@@ -1,0 +1,41 @@
+"""Progress below the cell of a notebook: one line that is updated in place, without widgets."""
+
+import sys
+import time
+from typing import Any
+
+EVERY_S = 0.2
+_CELLS = 24
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
+class CellBar:
+    """One bar for all that a run does."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None  # IPython's, which has no types
+        self._shown_s = 0.0
+
+    def show(self, phase: str, done: int, total: int, text: str) -> None:
+        """Show that `done` of `total` are done, unless something was shown a moment ago and this is not the end."""
+        now_s = time.monotonic()
+        if done < total and now_s - self._shown_s < EVERY_S:
+            return
+        self._shown_s = now_s
+        full = _CELLS * done // max(1, total)
+        bar = f"{phase} {'█' * full}{'░' * (_CELLS - full)} {done:,}/{total:,}  {text}".rstrip()
+        self._put({"text/plain": bar})
+
+    def _put(self, content: dict[str, str]) -> None:
+        from IPython.display import display
+
+        if self._handle is None:
+            self._handle = display(content, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(content, raw=True)
