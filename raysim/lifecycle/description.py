@@ -86,12 +86,14 @@ def result_tags(summary: PlainMapping) -> dict[str, str]:
 
 def description(config: Config, prepared: Prepared, directory: Path, summary: PlainMapping | None = None) -> str:
     """The description of a run in Markdown.  summary: the content of summary.json; None while it goes on."""
+    results = {} if summary is None else _results(summary)  # first: MLflow shows but the first lines of it
     rows = {
+        **results,
         "Data": _data(prepared.dataset),
         "Clients": _clients(config, prepared),
         "Images": _images(config, prepared),
         "Training": _training(config),
-        **({} if summary is None else _results(summary)),
+        **({} if summary is None else _ending(summary)),
     }
     table = "\n".join(f"| **{name}** | {value} |" for name, value in rows.items())
     again = f"Again, to the same bits: `python -m raysim run {directory}/config.yaml`"
@@ -138,15 +140,17 @@ def _training(config: Config) -> str:
 
 def _results(summary: PlainMapping) -> dict[str, str]:
     final, best = _number(summary["final_accuracy"]), _number(summary["best_accuracy"])
+    return {
+        "Accuracy": f"**{final}** after round {summary['rounds']}; best {best} in round {summary['best_round']}, "
+        f"{_number(summary['accuracy_auc'])} on average over the rounds (AUC)",
+    }
+
+
+def _ending(summary: PlainMapping) -> dict[str, str]:
     seconds = {name: value for name, value in summary["seconds"].items() if name != "total" and value >= 0.05}
     longest = sorted(seconds.items(), key=lambda item: -item[1])[:5]
     time = f"{summary['seconds']['total']:.1f} s: " + ", ".join(f"{name} {value:.1f} s" for name, value in longest)
-    rows = {
-        "Accuracy": f"**{final}** after round {summary['rounds']}; best {best} in round {summary['best_round']}, "
-        f"{_number(summary['accuracy_auc'])} on average over the rounds (AUC)",
-        "Time": time,
-        "Model": f"sha256 {summary['model_sha256']}",
-    }
+    rows = {"Time": time, "Model": f"sha256 {summary['model_sha256']}"}
     if summary.get("notes"):
         rows["Notes"] = "<br>".join(str(note).replace("|", "\\|") for note in summary["notes"])
     return rows

@@ -1,6 +1,5 @@
 """The trained model of a run, as MLflow and people load it."""
 
-import os
 from pathlib import Path
 
 import torch
@@ -18,13 +17,12 @@ EXAMPLES = 2  # images in the input example
 
 
 def write_for_mlflow(directory: RunDirectory, module: nn.Module, dataset: Dataset) -> Path:
-    """Write the folder of the trained model that MLflow takes, model.safetensors included; returns its path."""
+    """Write the folder of the trained model that MLflow takes; returns its path."""
     folder = directory.model_folder
     directory.remove_model_folder()
     model = ImageClassifier(module, dataset.mean, dataset.std).eval()
     example = torch.from_numpy(dataset.test_images[:EXAMPLES].copy())
     write_model_folder(folder, model, example, dataset.classes)
-    os.link(directory.path / MODEL, folder / MODEL)
     return folder
 
 

@@ -9,7 +9,6 @@ from raysim.core.host import shared_memory_free_bytes
 from raysim.core.persistent import persistent_folder
 from raysim.engine.object_store import capacity_bytes
 from raysim.engine.placement import Placement
-from raysim.lifecycle.mlflow_names import mlflow_name
 from raysim.lifecycle.prepare import Prepared
 from raysim.ui.display import Display
 
@@ -81,8 +80,3 @@ def store_note(prepared: Prepared) -> list[str]:
 
 def _mb(size: int) -> str:
     return f"{size / 1e6:,.0f} MB"
-
-
-def tracked(row: dict[str, float]) -> dict[str, float]:
-    """The metrics of a round by their names in MLflow, without its number."""
-    return {mlflow_name(name): value for name, value in row.items() if name != "round"}

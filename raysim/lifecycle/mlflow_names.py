@@ -1,13 +1,16 @@
 """The names of metrics in MLflow: those of metrics.parquet, in groups, so that its first screen shows what matters.
 
-MLflow draws the metrics without a `/` first, and a section for each group. The files of a run keep the plain names.
+MLflow's page has a section for all that is before the last `/`, in alphabetical order, and the names without one at its
+end. What matters is therefore there twice: under its plain name, to search and compare by, and in the first section.
+The files of a run keep the plain names.
 """
 
 import re
+from collections.abc import Mapping
 
 FIRST = ("accuracy", "loss", "train_loss", "validation_accuracy", "validation_loss")
 GROUPS: dict[str, str] = {
-    r"accuracy_class_(\d+)": r"class/\1/accuracy",
+    r"accuracy_class_(\d+)": r"class/accuracy_\1",
     r"worst_class_accuracy": "class/worst",
     r"evaluated_classes": "class/evaluated",
     r"client_accuracy_(\w+)": r"client/\1",
@@ -26,6 +29,7 @@ GROUPS: dict[str, str] = {
 }
 """Pattern of a name in the files -> its name in MLflow; the first that fits counts."""
 OTHER = "other/"
+FIRST_SECTION = "accuracy and loss/"
 
 
 def mlflow_name(name: str) -> str:
@@ -36,3 +40,9 @@ def mlflow_name(name: str) -> str:
         if found := re.fullmatch(pattern, name):
             return found.expand(grouped)
     return OTHER + name
+
+
+def by_mlflow_name(row: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of a round as MLflow gets them, without its number."""
+    found = {mlflow_name(name): value for name, value in row.items() if name != "round"}
+    return {FIRST_SECTION + name: value for name, value in found.items() if "/" not in name} | found

@@ -19,8 +19,8 @@ from raysim.lifecycle.description import Origin, about
 from raysim.lifecycle.directory import IDENTITY, RunDirectory
 from raysim.lifecycle.experiment import Experiment
 from raysim.lifecycle.history import History
-from raysim.lifecycle.messages import tracked
 from raysim.lifecycle.mirror import Mirror
+from raysim.lifecycle.mlflow_names import by_mlflow_name
 from raysim.tracking.process import MlflowProcess, start_tracker
 from raysim.tracking.tracker import NullTracker, Status
 from raysim.ui.display import Display
@@ -133,7 +133,7 @@ class Record:
             self.note(*found.notes)
         self.display.line(f"resuming {self.directory.path.name} after round {self.state.round}")
         for row in self.history.metrics.frame().to_dict("records"):
-            self.tracker.log_round(int(row["round"]), tracked({k: v for k, v in row.items() if v == v}))
+            self.tracker.log_round(int(row["round"]), by_mlflow_name({k: v for k, v in row.items() if v == v}))
         return self.state
 
     def append(self, result: RoundResult) -> None:
@@ -148,7 +148,7 @@ class Record:
     def track(self, result: RoundResult) -> None:
         """Send a round's metrics to MLflow."""
         with self.clock.timed("track"):
-            self.tracker.log_round(result.state.round, tracked(result.metrics))
+            self.tracker.log_round(result.state.round, by_mlflow_name(result.metrics))
             self._remember_run_id()
 
     def checkpoint(self) -> None:

@@ -347,20 +347,20 @@ class _Run:
         record, directory = self.record, self.record.directory
         for path in sorted(directory.figures.glob("*.png")):
             record.tracker.log_figure(path)
-        for name in (PER_CLIENT, "metrics.csv", "metrics.parquet", "clients.parquet", "partition.npz", "quality.json"):
+        for name in (PER_CLIENT, *_FILES):
             if (directory.path / name).exists():
                 record.tracker.log_artifact(directory.path / name)
         prepared = self.experiment.prepared
         try:
             folder = write_for_mlflow(directory, self.experiment.components.model.module, prepared.dataset)
         except Exception as error:  # noqa: BLE001 - whatever a user's own module says to being pickled
-            record.tracker.log_model_state(directory.path / MODEL)
             told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             return [f"MLflow has the weights alone, and no model that it can load: {told}"]
         record.tracker.log_model(folder)
         return []
 
 
+_FILES = ("metrics.csv", "metrics.parquet", "clients.parquet", "partition.npz", "quality.json", MODEL)
 _SHOWN = ("accuracy", "validation_accuracy", "loss", "train_loss")
 
 

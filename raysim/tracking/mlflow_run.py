@@ -76,7 +76,7 @@ class Opening:
             client.update_run(old.info.run_id, status="RUNNING")
             return client, old, True
         experiment = _experiment(client, self.experiment, self.address)
-        tags = {FOLDER: self.folder, **self.about.own_tags()}
+        tags = {**self.about.own_tags(), **self.about.tags, FOLDER: self.folder}
         return client, client.create_run(experiment, run_name=self.run_name, tags=tags), False
 
     def _find_by_name(self, client: "MlflowClient") -> "Run | None":

@@ -277,7 +277,8 @@ def environment_tags() -> dict[str, str]:
         git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=2, check=True)
     except (OSError, subprocess.SubprocessError):
         return tags  # no git here, or not a repository
-    return tags | {"mlflow.source.git.commit": git.stdout.strip()}
+    commit = git.stdout.strip()
+    return {"git_commit": commit[:10], **tags, "mlflow.source.git.commit": commit}
 
 
 def clean_name(name: str) -> str:

@@ -135,7 +135,7 @@ class Tracker(NullTracker):
         params: the nested, resolved configuration, logged flattened, and in full as the artifact config.yaml, both
         with secrets masked.
         directory: where the run's own files are, named in `problems`.  about: what the run says of itself.
-        driver: the process whose use of the machine is measured; 0: none is.
+        driver: the process whose use of the machine is measured while a run trains on a data set; 0: none is.
         Returns a NullTracker for the address "none".
         Raises UserError if the store can never be used; one that is only away for now is named in `problems`.
         """
@@ -148,7 +148,7 @@ class Tracker(NullTracker):
         folder = Path(directory).name
         opening = Opening(address, experiment, run_name, plain, tags, resume_run_id, folder, about or About())
         tracker = cls(opening, Path(directory), errors)
-        tracker._samples = SystemSamples(driver)
+        tracker._samples = SystemSamples(driver if opening.about.dataset is not None else 0)
         try:
             tracker._open(START_WAIT_S, OPENING_WAIT_S)
         except at_start as error:
@@ -180,7 +180,7 @@ class Tracker(NullTracker):
             if wanted and not resumed:
                 self._outbox.lose(Write(f"run {wanted}", lambda: None, error="it is gone; a new one takes its place"))
         client, run, _ = self._found
-        tags = {**environment_tags(), **self._opening.tags, **self._opening.about.tags}
+        tags = {**self._opening.about.tags, **self._opening.tags, **environment_tags()}
         describe(client, run, self._opening.params, tags, self._opening.about)
         self._opened = client
 

@@ -118,7 +118,7 @@ class Display:
     def _show(self, done: int, total: int, parts: list[str], eta_s: float | None) -> None:
         left = "" if eta_s is None or done >= total or not math.isfinite(eta_s) else f"{duration(eta_s)} left"
         if self._cell is not None:
-            self._cell.show(self._phase, done, total, ", ".join(part for part in (text, left) if part))
+            self._cell.show(self._phase, done, total, ", ".join(part for part in (*parts, left) if part))
             return
         if self._live:
             self._draw(done, total, parts, left)

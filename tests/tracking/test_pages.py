@@ -29,7 +29,7 @@ from raysim.core.errors import UserError
 from raysim.engine.session import Session
 from raysim.federation.metrics import METRICS
 from raysim.lifecycle.kept_model import load_model
-from raysim.lifecycle.mlflow_names import FIRST, OTHER, mlflow_name
+from raysim.lifecycle.mlflow_names import FIRST, FIRST_SECTION, OTHER, mlflow_name
 from raysim.tracking import links, pages
 from raysim.tracking.process import MlflowProcess
 
@@ -111,10 +111,12 @@ def test_a_run_says_what_it_is(store: Any, swept: SweepResult):
 def test_the_first_metrics_are_those_that_matter_and_all_others_are_in_groups(store: Any, swept: SweepResult):
     run = store.children["plain, seed 0"]
     names = set(run.data.metrics) - {name for name in run.data.metrics if name.startswith("system/")}
-    assert {name for name in names if "/" not in name} == {"accuracy", "loss", "train_loss"}
+    first = {"accuracy", "loss", "train_loss"}
+    assert {name for name in names if "/" not in name} == first
     columns = {mlflow_name(name) for name in result_of(swept).metrics if name != "round"}
-    assert names == columns and not any(name.startswith(OTHER) for name in names)
-    assert {"class/3/accuracy", "client/worst", "seconds/train", "bytes/up"} <= names
+    assert names == columns | {FIRST_SECTION + name for name in first}
+    assert {"class/accuracy_3", "client/worst", "seconds/train", "bytes/up"} <= names
+    assert not any(name.startswith(OTHER) for name in names)
     assert run.data.metrics["accuracy"] == result_of(swept).summary["final_accuracy"]
     assert {"system/cpu_utilization_percentage", "system/driver/memory_megabytes"} <= set(run.data.metrics)
 
@@ -137,7 +139,8 @@ def test_the_model_loads_from_mlflow_and_from_the_folder_to_the_same_logits(stor
     run, result = store.children["prox, seed 0"], result_of(swept, 2)
     mlflow.set_tracking_uri(store.uri)
     (output,) = run.outputs.model_outputs
-    address = f"models:/{output.model_id}"
+    assert output.model_id.startswith("m-")
+    address = f"runs:/{run.info.run_id}/model"
     images = np.random.default_rng(0).integers(0, 256, (3, 1, 8, 8), dtype=np.uint8)
     with torch.inference_mode():
         ours = load_model(result.directory)(torch.from_numpy(images))
@@ -255,7 +258,7 @@ def page(browser: Any, served: int) -> Page:
 
 
 @pytest.mark.browser
-def test_the_page_of_a_run(page: Page, store: Any, swept: SweepResult):
+def test_the_page_of_a_run_says_what_it_is(page: Page, store: Any, swept: SweepResult):
     result = result_of(swept)
     shown = page.open(result.summary["mlflow_page"], "Description", "run")
     for fact in ("plain, seed 0", "Finished", "pages.yaml", "digits (", "method: plain", "dataset: digits", "model"):
@@ -268,8 +271,8 @@ def test_the_page_of_a_run(page: Page, store: Any, swept: SweepResult):
 def test_the_metrics_of_a_run_begin_with_those_that_matter(page: Page, swept: SweepResult):
     address = result_of(swept).summary["mlflow_page"]
     shown = page.open(f"{address}/model-metrics", "train_loss", "metrics")
-    assert "Model metrics (3)" in shown
-    assert shown.index("accuracy") < shown.index("loss") < shown.index("train_loss")
+    places = [shown.index(f"\n{name}\n") for name in ("accuracy and loss", "accuracy", "loss", "train_loss", "bytes")]
+    assert places == sorted(places)
     page.open(f"{address}/system-metrics", "cpu_utilization_percentage", "system")
 
 
@@ -284,8 +287,11 @@ def test_the_table_of_clients_is_drawn_as_a_table(page: Page, swept: SweepResult
 @pytest.mark.browser
 def test_the_runs_of_a_sweep_are_below_it_and_group_by_method(page: Page, store: Any):
     address = links.runs_page(store.uri, store.parent.info.experiment_id)
-    shown = page.open(address, "prox, seed 1", "sweep")
-    assert "sweep pages" in shown and "Evaluation runs" not in shown
+    shown = page.open(address, "sweep pages", "sweep")
+    assert "4 matching runs" not in shown and "5 matching runs" in shown and "Evaluation runs" not in shown
+    page.click("[data-testid='expander'], button.expander, .ag-cell [role=button]")
+    page.wait(lambda: "prox, seed 1" in page.text() and "plain, seed 0" in page.text(), "the runs below it")
+    page.keep("children")
     page.click("button", "Group by")
     page.click("[role=menuitemcheckbox], [role=menuitemradio], [role=menuitem]", "method")
     page.wait(lambda: "method: prox" in page.text(), "groups by method")
