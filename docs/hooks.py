@@ -92,6 +92,7 @@ def _plugins() -> Iterator[str]:
 
 def _metrics() -> Iterator[str]:
     yield "# Metrics\n\nOf a round: columns of `metrics.parquet` and `metrics.csv`, and metrics of the MLflow run.\n"
+    yield "MLflow has them [in groups](../how-to/mlflow.md#names-of-metrics).\n"
     yield from _table(METRICS)
     yield "\nOf a client in a round: columns of `clients.parquet`.\n"
     yield from _table(COLUMNS)

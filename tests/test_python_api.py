@@ -1,0 +1,79 @@
+"""raysim from Python and in a notebook: light to import, warm in a session, results that print and draw themselves."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raysim
+from raysim.core.errors import ConfigError, UserError
+from raysim.engine.session import Session
+from raysim.lifecycle.session import KeptSession
+
+NOTEBOOK = Path(__file__).parents[1] / "experiments/tutorial.ipynb"
+
+
+def test_every_public_name_is_there_and_none_is_imported_before_it_is_used():
+    names = sorted(set(raysim.__all__) - {"__version__"})
+    heavy = "{'torch', 'ray', 'mlflow', 'pandas', 'matplotlib', 'pydantic'} & set(sys.modules)"
+    script = f"import sys, raysim; print({heavy}); print([n for n in {names} if not callable(getattr(raysim, n))])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=True)
+    assert done.stdout.splitlines() == ["set()", "[]"]
+
+
+@pytest.fixture
+def kept(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptSession]:
+    """A session on the Ray that the tests share."""
+    monkeypatch.setattr("raysim.engine.session.Session", lambda _: contextlib.nullcontext(session))
+    with raysim.session(workers=1) as opened:
+        yield opened
+
+
+def test_runs_inside_a_session_use_its_ray_and_the_second_begins_at_once(kept: KeptSession, small: dict[str, Any]):
+    """Processor time and not the clock: what the driver does before the first round of the second run."""
+    config = {**small, "model": {"name": "linear"}, "resources": {"workers": 1}}
+    first = raysim.run(config)
+    before = time.process_time()
+    second = raysim.run(config, seed=1)
+    assert time.process_time() - before < 1.0
+    assert second.summary["seconds"]["start"] < first.summary["seconds"]["total"]
+    with pytest.raises(UserError, match="a session is open in this process already"):
+        raysim.session().open()
+    kept.close()
+    assert kept.ray is None
+
+
+def test_a_result_prints_five_lines_and_loads_again(kept: KeptSession, small: dict[str, Any], tmp_path: Path):
+    result = raysim.run({**small, "model": {"name": "linear"}, "resources": {"workers": 1}})
+    assert len(str(result).splitlines()) == 5 and f"{result.summary['final_accuracy']:.4f} after round 3" in str(result)
+    again = raysim.load_result(result.directory)
+    assert isinstance(again, raysim.Result) and str(again) == str(result) and again.metrics.equals(result.metrics)
+    assert result.clients.groupby("round").size().tolist() == [4, 4, 4]
+    assert result.plot().save(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert "<pre>digits" in result._repr_html_() and "data:image/png;base64," in result._repr_html_()
+    with pytest.raises(UserError, match="no folder of a finished run"):
+        raysim.load_result(tmp_path)
+
+
+def test_a_session_refuses_keys_that_no_run_could_have():
+    with pytest.raises(ConfigError, match=r"resources\.wrokers"):
+        raysim.session(wrokers=2)
+
+
+def test_the_tutorial_notebook_runs_with_one_bar_for_each_run_and_no_warning(tmp_path: Path):
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(NOTEBOOK, 4)
+    assert len(notebook.cells) == 10
+    NotebookClient(notebook, timeout=280, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
+    bars = [o for o in outputs if o.output_type == "display_data" and "round " in o.data.get("text/plain", "")]
+    assert len(bars) == 2 and all("3/3" in bar.data["text/plain"] for bar in bars)
+    assert any("image/png" in o.get("data", {}) or "text/html" in o.get("data", {}) for o in outputs)
