@@ -329,6 +329,7 @@ def _workers(summary: PlainMapping) -> str:
 
 
 def _locations(summary: PlainMapping) -> list[tuple[str, str]]:
+    rows = [("Files", near(summary["run_directory"]))] if summary.get("run_directory") else []
     uri = str(summary.get("mlflow_uri") or "none")
     if summary.get("mlflow_page"):
         rows.append(("MLflow", str(summary["mlflow_page"])))
