@@ -13,6 +13,7 @@ from raysim.core.errors import ConfigError, UserError
 from raysim.core.records import Dataset
 from raysim.lifecycle.session import open_session
 from raysim.tracking.process import MlflowProcess
+from raysim.ui.notebook import quieten
 
 if TYPE_CHECKING:
     from raysim.engine.session import Session
@@ -64,6 +65,7 @@ def run(
     """
     overrides = list(overrides)
     kept = open_session()
+    quieten()
     with only_one(), contextlib.ExitStack() as owned:
         mlflow = None
         if _tracks(source, overrides, keys):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from raysim.core.errors import UserError
 from raysim.tracking.process import MlflowProcess
+from raysim.ui.notebook import quieten
 
 if TYPE_CHECKING:
     from raysim.engine.session import Session
@@ -49,6 +50,7 @@ class KeptSession:
         """Start Ray, or join the cluster."""
         if _OPEN:
             raise UserError("a session is open in this process already; close it first, or run inside it")
+        quieten()
         from raysim.engine.session import Session
 
         self.ray = self._stack.enter_context(Session(self._resources))

@@ -167,12 +167,14 @@ def log_model(client: "MlflowClient", experiment_id: str, run_id: str, folder: P
     import yaml
     from mlflow.entities import LoggedModelOutput
 
-    if not model_id:
+    if model_id:
+        model = client.get_logged_model(model_id)
+    else:
         model = client.create_logged_model(experiment_id, MODEL_NAME, source_run_id=run_id, model_type="classifier")
-        model_id = model.model_id
+    model_id = model.model_id
     description = folder / "MLmodel"
-    plain = yaml.safe_load(description.read_text()) | {"model_id": model_id, "run_id": run_id}
-    description.write_text(yaml.safe_dump(plain, sort_keys=False))
+    own = {"artifact_path": model.artifact_location, "model_id": model_id, "run_id": run_id}
+    description.write_text(yaml.safe_dump(yaml.safe_load(description.read_text()) | own, sort_keys=False))
     client.log_model_artifacts(model_id, str(folder))
     client.finalize_logged_model(model_id, "READY")
     client.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])

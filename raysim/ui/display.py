@@ -90,7 +90,7 @@ class Display:
 
         self.close()
         summary = plain_without_secrets(dict(summary))
-        console = Console(file=self._stream, markup=False, highlight=False, emoji=False)
+        console = Console(file=self._stream, force_jupyter=False, markup=False, highlight=False, emoji=False)
         console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
         blocks = not _encodable(BARS, self._stream).startswith("?")
         console.print()

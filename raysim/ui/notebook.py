@@ -1,7 +1,9 @@
 """Progress below the cell of a notebook: one line that is updated in place, without widgets."""
 
+import logging
 import sys
 import time
+import warnings
 from typing import Any
 
 EVERY_S = 0.2
@@ -39,3 +41,10 @@ class CellBar:
             self._handle = display(content, raw=True, display_id=True)  # type: ignore[no-untyped-call]
         else:
             self._handle.update(content, raw=True)
+
+
+def quieten() -> None:
+    """In a notebook, keep libraries from asking for widgets, which nothing here uses."""
+    if in_notebook():
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        logging.getLogger("ray.widgets.util").setLevel(logging.ERROR)

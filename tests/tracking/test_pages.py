@@ -208,8 +208,17 @@ def browser() -> Iterator[Any]:
     for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu", "window-size=1500,1300"):
         options.add_argument(f"--{flag}")
     opened = webdriver.Chrome(options=options, service=Service(driver))
+    opened.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": NO_ASSISTANT})
+    opened.set_script_timeout(300)
+    opened.set_page_load_timeout(300)
     yield opened
     opened.quit()
+
+
+NO_ASSISTANT = """
+localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
+localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
+"""
 
 
 class Page:
@@ -223,7 +232,6 @@ class Page:
         """Open a page, wait until it shows a text, and return all that it shows."""
         self.browser.get("about:blank")
         self.browser.get(address.replace("http://127.0.0.1:5000/", self.base))
-        self.browser.execute_script("localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false')")
         text = self.wait(lambda: until in self.text(), f"{until!r} on {name}")
         self.keep(name)
         return text
@@ -261,8 +269,10 @@ def page(browser: Any, served: int) -> Page:
 def test_the_page_of_a_run_says_what_it_is(page: Page, store: Any, swept: SweepResult):
     result = result_of(swept)
     shown = page.open(result.summary["mlflow_page"], "Description", "run")
-    for fact in ("plain, seed 0", "Finished", "pages.yaml", "digits (", "method: plain", "dataset: digits", "model"):
+    for fact in ("plain, seed 0", "Finished", "pages.yaml", "digits (", "sweep pages"):
         assert fact in shown, fact
+    for tag, value in (("method", "plain"), ("dataset", "digits"), ("seed", "0")):
+        assert re.search(rf"\b{tag}\s*:\s*{value}\b", shown), tag
     assert f"{result.summary['final_accuracy']:.4f} after round 3" in page.text()
     assert "No description" not in shown
 
@@ -289,9 +299,10 @@ def test_the_runs_of_a_sweep_are_below_it_and_group_by_method(page: Page, store:
     address = links.runs_page(store.uri, store.parent.info.experiment_id)
     shown = page.open(address, "sweep pages", "sweep")
     assert "4 matching runs" not in shown and "5 matching runs" in shown and "Evaluation runs" not in shown
-    page.click("[data-testid='expander'], button.expander, .ag-cell [role=button]")
-    page.wait(lambda: "prox, seed 1" in page.text() and "plain, seed 0" in page.text(), "the runs below it")
-    page.keep("children")
+    expanded = "MLflowLocalStorage-1.1-ExperimentView-1-expandRows"  # as "Expand all rows" of the page's menu does
+    page.browser.execute_script(f"localStorage.setItem('{expanded}', 'true')")
+    shown = page.open(address, "prox, seed 1", "children")
+    assert all(name in shown for name in store.children)
     page.click("button", "Group by")
     page.click("[role=menuitemcheckbox], [role=menuitemradio], [role=menuitem]", "method")
     page.wait(lambda: "method: prox" in page.text(), "groups by method")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from raysim.lifecycle.entry import only_one
 from raysim.lifecycle.session import open_session
 from raysim.tracking.process import MlflowProcess
+from raysim.ui.notebook import quieten
 
 if TYPE_CHECKING:
     from raysim.commands.sweep.sweep import SweepResult
@@ -23,6 +24,7 @@ def sweep(file: str | Path, overrides: Iterable[str] = ()) -> "SweepResult":
     Raises ConfigError or UserError, before Ray starts, for input that cannot work in any cell.
     """
     kept = open_session()
+    quieten()
     with only_one(), MlflowProcess() if kept is None else contextlib.nullcontext(kept.mlflow()) as mlflow:
         from raysim.commands.sweep.sweep import run_sweep
 
