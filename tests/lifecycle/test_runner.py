@@ -52,7 +52,7 @@ def test_the_run_directory_holds_everything_and_loads_without_pickle(run: Run, s
     files = {str(p.relative_to(result.directory)) for p in result.directory.rglob("*") if p.is_file()}
     assert files >= {
         "config.yaml", "run.json", "status.json", "summary.json", "metrics.parquet", "metrics.csv", "clients.parquet",
-        "partition.npz", "model.safetensors", "figures/accuracy.png", "figures/client_counts.png",
+        "per_client.csv", "partition.npz", "model.safetensors", "figures/accuracy.png", "figures/client_counts.png",
     }
     saved = np.load(result.directory / "partition.npz", allow_pickle=False)
     assert saved["counts"].sum() == 300
