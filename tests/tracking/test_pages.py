@@ -246,13 +246,15 @@ class Page:
             time.sleep(0.3)
         return self.text()
 
-    def click(self, css: str, text: str = "") -> None:
-        """Click the first element of a selector with a text in it, once there is one."""
-        find = (
-            "return [...document.querySelectorAll(arguments[0])].find(e => e.innerText.trim().startsWith(arguments[1]))"
-        )
-        self.wait(lambda: self.browser.execute_script(find, css, text) is not None, f"{css} {text}")
-        self.browser.execute_script("arguments[0].click()", self.browser.execute_script(find, css, text))
+    def click(self, css: str, begins: str, inside: str = "") -> None:
+        """Click the first element of a selector whose text begins so, or a part of it, once there is one."""
+        find = """
+            const found = [...document.querySelectorAll(arguments[0])]
+                .find(e => (e.innerText || '').trim().startsWith(arguments[1]));
+            return found && arguments[2] ? found.querySelector(arguments[2]) : found;
+        """
+        self.wait(lambda: self.browser.execute_script(find, css, begins, inside) is not None, f"{css} {begins}")
+        self.browser.execute_script(find, css, begins, inside).click()
 
     def keep(self, name: str) -> None:
         if "RAYSIM_SCREENSHOTS" in os.environ:
@@ -298,15 +300,15 @@ def test_the_table_of_clients_is_drawn_as_a_table(page: Page, swept: SweepResult
 def test_the_runs_of_a_sweep_are_below_it_and_group_by_method(page: Page, store: Any):
     address = links.runs_page(store.uri, store.parent.info.experiment_id)
     shown = page.open(address, "sweep pages", "sweep")
-    assert "4 matching runs" not in shown and "5 matching runs" in shown and "Evaluation runs" not in shown
-    expanded = "MLflowLocalStorage-1.1-ExperimentView-1-expandRows"  # as "Expand all rows" of the page's menu does
-    page.browser.execute_script(f"localStorage.setItem('{expanded}', 'true')")
-    shown = page.open(address, "prox, seed 1", "children")
-    assert all(name in shown for name in store.children)
+    assert "5 matching runs" in shown and "Evaluation runs" not in shown
+    page.click("[role=gridcell]", "#", "button")  # the sign beside the sweep, whose colour has a text
+    page.wait(lambda: all(name in page.text() for name in store.children), "the runs below the sweep")
+    page.keep("children")
     page.click("button", "Group by")
-    page.click("[role=menuitemcheckbox], [role=menuitemradio], [role=menuitem]", "method")
-    page.wait(lambda: "method: prox" in page.text(), "groups by method")
+    page.click("[role=menuitemcheckbox]", "method")
+    page.wait(lambda: "Group: prox" in page.text() and "Group: plain" in page.text(), "groups by method")
     page.keep("grouped")
+    page.open(f"{address}&compareRunsMode=CHART", "accuracy and loss", "grouped-charts")
     shown = page.open(f"http://127.0.0.1:5000/#/experiments/1/runs/{store.parent.info.run_id}", "Description", "parent")
     assert "2 methods" in shown and "final acc." in shown
 
