@@ -4,8 +4,8 @@
 
 All runs are of one process on warm workers, and MLflow is loaded before the first, so that the difference is what the
 tracking itself takes, from the start of a run to its end: in the driver, which asks, and in MLflow's own process, which
-shares the machine with the workers. `track` is the phase of that name in summary.json: the time the driver waits, in which
-it also draws the figures. `CPU` is what MLflow's process used of the processors, which other work on the machine does not
+shares the machine with the workers. `track` is the phase of that name in summary.json: the time the driver waits, and
+draws the figures. `CPU` is what MLflow's process used of the processors, which other work on the machine does not
 stretch.
 """
 
