@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import raysim
-from raysim.core.errors import ConfigError, UserError
+from raysim.core.errors import ConfigError, RunError, UserError
+from raysim.core.signals import Interrupted
 from raysim.engine.session import Session
 from raysim.lifecycle.session import KeptSession
 
@@ -77,3 +78,9 @@ def test_the_tutorial_notebook_runs_with_one_bar_for_each_run_and_no_warning(tmp
     bars = [o for o in outputs if o.output_type == "display_data" and "round " in o.data.get("text/plain", "")]
     assert len(bars) == 2 and all("3/3" in bar.data["text/plain"] for bar in bars)
     assert any("image/png" in o.get("data", {}) or "text/html" in o.get("data", {}) for o in outputs)
+
+
+@pytest.mark.parametrize("error", [UserError("told"), RunError("told"), Interrupted("told")], ids=repr)
+def test_a_notebook_shows_the_message_of_an_error_and_no_traceback(error: BaseException):
+    """`_render_traceback_` is what IPython asks an exception for."""
+    assert error._render_traceback_() == [f"{type(error).__name__}: told"]  # type: ignore[attr-defined]
