@@ -30,7 +30,7 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def test_images_that_a_run_before_it_has_made_are_not_made_again(sweep):
-    """40 images are one a cell of 4 clients and 10 classes, 80 are two: the second 40 are new, repeated ones are not."""
+    """40 are one image a cell of 4 clients and 10 classes, 80 are two: 40 of them are new, repeated ones are not."""
     planned = plan_sweep(sweep, measure_speed=False)
     assert [cell.images for cell in planned.cells] == [0, 40, 80, 40] * 2
     assert [cell.new_images for cell in planned.cells] == [0, 40, 40, 0] * 2
