@@ -166,12 +166,6 @@ def plan(
     CONFIG is a YAML file, KEY=VALUE as for `run`. experiments/cifar10_counts.yaml needs no data set, only label counts.
     Of the file of a sweep: what all its runs would take.
     """
-    if _is_sweep(config):
-        options = (policies, betas, seeds, figures, save_partition)
-        if any(option is not None for option in options):
-            raise click.UsageError("of a sweep, `plan` takes --json and --no-measure alone")
-        _plan_sweep(config, overrides, as_data, measure_speed=not no_measure)
-        return
     from raysim.commands.plan.plan import draw
     from raysim.commands.plan.plan import plan as make_plan
     from raysim.commands.plan.table import print_json, print_plan
@@ -182,6 +176,12 @@ def plan(
         make_folder(Path(figures).expanduser(), "--figures")
     if save_partition is not None:
         check_target(save_partition)
+    if _is_sweep(config):
+        options = (policies, betas, seeds, figures, save_partition)
+        if any(option is not None for option in options):
+            raise click.UsageError("of a sweep, `plan` takes --json and --no-measure alone")
+        _plan_sweep(config, overrides, as_data, measure_speed=not no_measure)
+        return
     planned = make_plan(
         config, overrides, policies=policies, betas=betas, seeds=seeds, measure_speed=not no_measure, say=_tell
     )

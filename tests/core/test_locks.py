@@ -20,11 +20,13 @@ import os, sys, time
 from pathlib import Path
 from raysim.core.locks import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
-if sys.argv[2] == "with a child" and not os.fork():
+if sys.argv[2] != "with a child":
+    print("held", flush=True)
+elif not os.fork():
+    print("held", flush=True)  # by the child, which has then forgotten the lock
     os.close(1)
     time.sleep(600)
     os._exit(0)
-print("held", flush=True)
 sys.stdin.read()
 """
 
