@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from raysim.commands.load_result import load_result
     from raysim.commands.plan.plan import plan
-    from raysim.commands.report import report
+    from raysim.commands.report.report import report
     from raysim.commands.sweep.entry import sweep
     from raysim.config.load import load_config
     from raysim.lifecycle.entry import run
@@ -25,7 +25,7 @@ _HOMES = {
     "load_model": "raysim.lifecycle.kept_model",
     "load_result": "raysim.commands.load_result",
     "plan": "raysim.commands.plan.plan",
-    "report": "raysim.commands.report",
+    "report": "raysim.commands.report.report",
     "run": "raysim.lifecycle.entry",
     "session": "raysim.lifecycle.session",
     "sweep": "raysim.commands.sweep.entry",

@@ -227,18 +227,28 @@ def sweep(file: str, overrides: tuple[str, ...], address: tuple[str, ...]) -> No
 
 
 @commands.command()
-@click.argument("folder", type=click.Path())
+@click.argument("folders", nargs=-1, required=True, type=click.Path(), metavar="FOLDER...")
 @click.option("--against", metavar="LABEL", help="What to compare the others with; by default the first of the grid.")
 @click.option("--csv", type=click.Path(), metavar="FILE", help="Also write a row for each run of a sweep.")
-def report(folder: str, against: str | None, csv: str | None) -> None:
-    """Show what a run or a sweep found: its tables, paired differences over seeds, and curves.
+@click.option("--target", type=float, metavar="ACCURACY", help="Tabulate what it took to reach it; as the sweep says.")
+@click.option(
+    "--format", "form", metavar="FORM", default="text",
+    help="Of the tables on the terminal: text, markdown, latex or csv, the last three without anything else.",
+)
+@click.option("--output", type=click.Path(), metavar="DIR", help="Where to write; by default to the folder itself.")
+def report(
+    folders: tuple[str, ...], against: str | None, csv: str | None, target: float | None, form: str, output: str | None
+) -> None:
+    """Show what a run or a sweep found: its tables, paired differences over seeds, and figures.
 
-    FOLDER is that of a run or of a sweep, in output.dir. The last lines of the output are the figures.
+    FOLDER is that of a run or of a sweep, in output.dir; several are put into one table; of a folder that holds such,
+    the newest is taken. Tables as text, Markdown, LaTeX and CSV, figures as PNG and PDF, and report.html, one page with
+    all of it, are written there. The last lines of the output are the figures and the page.
     """
-    from raysim.commands.report import report as show_report
+    from raysim.commands.report.report import report as show_report
 
-    for figure in show_report(folder, against, csv):
-        click.echo(figure)
+    for path in show_report(folders, against, csv, target=target, form=form, output=output):
+        click.echo(path, err=form != "text")
 
 
 @commands.command()

@@ -13,6 +13,7 @@ from raysim.core.records import Synthetic
 from raysim.evaluation import per_client
 from raysim.lifecycle.clock import PhaseClock
 from raysim.lifecycle.directory import RunDirectory
+from raysim.lifecycle.figures import run_figures
 from raysim.lifecycle.prepare import Prepared
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def accuracy_auc(rounds: Iterable[float], accuracies: Iterable[float]) -> float:
 def figures(
     directory: RunDirectory, prepared: Prepared, metrics: "pd.DataFrame", clients: "pd.DataFrame", synthetic: Synthetic
 ) -> list[str]:
-    """Draw accuracy over rounds, real and synthetic counts, example images and OUIs: PNG files in figures/.
+    """Draw accuracy, real and synthetic counts, example images and OUIs: PNG and PDF files in figures/.
 
     Returns a message where the disk refused one; those after it are then not drawn either.
     """
@@ -94,18 +95,14 @@ def figures(
 def _draw(
     folder: Path, prepared: Prepared, metrics: "pd.DataFrame", clients: "pd.DataFrame", synthetic: Synthetic
 ) -> None:
-    from raysim.ui import oui_plots, plots
+    from raysim.ui import plots
 
-    dataset = prepared.dataset
-    plots.accuracy_curve(metrics, folder / "accuracy.png")
-    if prepared.partition.drawn is None:
-        plots.client_counts(
-            prepared.partition.counts_KC, synthetic.quota_KC, dataset.class_names, folder / "client_counts.png"
-        )
+    dataset, partition = prepared.dataset, prepared.partition
+    counts = (partition.counts_KC, synthetic.quota_KC) if partition.drawn is None else None
+    run_figures(folder, metrics, clients, counts, dataset.class_names)
     if synthetic.examples is not None:
         images, labels = synthetic.examples
         plots.image_grid(images, labels, dataset.class_names, folder / "synthetic.png")
-    oui_plots.oui_figures(clients, metrics, folder)
 
 
 def accuracy_summary(metrics: "pd.DataFrame") -> dict[str, float | str]:

@@ -98,7 +98,7 @@ class Display:
         table = Table.grid(padding=(0, 2), pad_edge=False)
         table.add_column(style="cyan", no_wrap=True)
         table.add_column(overflow="fold")
-        for label, value in _rows(summary, blocks):
+        for label, value in summary_rows(summary, blocks):
             table.add_row(Text(label), Text(_encodable(value, self._stream)))
         with console.capture() as captured:
             console.print(table)
@@ -235,7 +235,8 @@ def _title(summary: PlainMapping) -> str:
     return f"raysim: {what}" + (f" - {status}" if status and status != "FINISHED" else "")
 
 
-def _rows(summary: PlainMapping, blocks: bool) -> list[tuple[str, str]]:
+def summary_rows(summary: PlainMapping, blocks: bool) -> list[tuple[str, str]]:
+    """(label, value) of what summary.json says, for people.  blocks: whether bars can be drawn."""
     rows = [
         ("Accuracy", _accuracy(summary)),
         ("Clients", _clients(summary, blocks)),

@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.core.records import BoolArray, FloatArray
-from raysim.ui.plots import blank_figure, blank_figures, save
+from raysim.ui.figure import COLOURS, blank_figure, blank_figures, save, spread
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
 CLIENTS_NAMED = 30
-_NOISY, _RARE, _OTHER = "C3", "C1", "C0"
+_NOISY, _RARE, _OTHER, _FIT = COLOURS[1], COLOURS[3], COLOURS[0], COLOURS[2]
+_MARKERS = {_NOISY: "s", _RARE: "^", _OTHER: "o"}
 
 
 def oui_figures(clients: "pd.DataFrame", metrics: "pd.DataFrame", folder: Path) -> list[Path]:
-    """Draw the three figures as PNG files in `folder`; none for a run that measured no OUI.  Returns their paths.
+    """Draw the three figures, as PNG and PDF, in `folder`; none for a run that measured no OUI.  Returns the PNG files.
 
     clients: one row per participant and round.  metrics: one row per round.  Both as a run writes them.
     """
@@ -49,43 +50,60 @@ def oui_fit(clients: "pd.DataFrame", metrics: "pd.DataFrame", path: Path) -> Pat
         from scipy.stats import beta
 
         x = np.linspace(low, high, 400)[1:-1]
-        above.plot(x, beta.pdf(x, *ab), color="C2", label=f"Beta({ab[0]:.4g}, {ab[1]:.4g})")
+        above.plot(x, beta.pdf(x, *ab), color=_FIT, label=f"Beta({ab[0]:.4g}, {ab[1]:.4g})")
         cdf = beta.cdf(x, *ab)
-        below.plot(x, 2 * np.minimum(cdf, 1 - cdf), color="C2", linewidth=1, zorder=1)
+        below.plot(x, 2 * np.minimum(cdf, 1 - cdf), color=_FIT, linewidth=1, zorder=1)
     above.legend()
     if "score" in rows:
         for colour, label, chosen in _groups(rows):
             group = rows[chosen]
-            below.plot(group["oui"], group["score"], "o", color=colour, label=label)
+            below.plot(group["oui"], group["score"], _MARKERS[colour], color=colour, label=label)
         below.legend()
         if len(rows) <= CLIENTS_NAMED:
-            for client, o, s in zip(rows["client"], o_K, rows["score"], strict=True):
-                below.annotate(str(client), (o, s), (4, 4), textcoords="offset points", fontsize=8)
-    below.set(xlabel="OUI", ylabel="score", xlim=(low, high), ylim=(-0.03, 1.08))
+            places = spread(o_K, 0.032 * (high - low), low, high)
+            for client, o, s, place in zip(rows["client"], o_K, rows["score"], places, strict=True):
+                below.annotate(
+                    str(client), (o, s), (place, 1.13), fontsize=8, ha="center", va="bottom", annotation_clip=False,
+                    arrowprops={"arrowstyle": "-", "color": "0.8", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3},
+                )
+    below.set(xlabel="OUI" + _numbers(len(rows), "above: client ids"), ylabel="score")
+    below.set(xlim=(low, high), ylim=(-0.03, 1.08))
     return save(figure, path)
 
 
 def oui_by_client(clients: "pd.DataFrame", path: Path) -> Path:
-    """Draw OUI over rounds, one line per client; noisy and rare clients have colours of their own.  Returns `path`."""
+    """Draw OUI over rounds, one line per client; noisy and rare clients have colours of their own.  Returns `path`.
+
+    Up to CLIENTS_NAMED clients have their ids at the right edge.
+    """
     figure, axes = blank_figure(8, 4.5)
     named: set[str] = set()
+    ends: list[tuple[str, float, float, str]] = []
     look = {client: (c, name) for c, name, chosen in _groups(clients) for client in clients["client"][chosen]}
     for client, rows in clients.groupby("client"):
         colour, label = look[client]
         ordered = rows.sort_values("round")
         axes.plot(
-            ordered["round"], ordered["oui"], marker="o", markersize=3, linewidth=0.9, color=colour,
+            ordered["round"], ordered["oui"], marker=_MARKERS[colour], markersize=3, linewidth=0.9, color=colour,
             alpha=0.45 if colour == _OTHER else 0.95, zorder=1 if colour == _OTHER else 2,
             label=label if label not in named else None,
         )
         named.add(label)
-        if colour != _OTHER and clients["client"].nunique() <= CLIENTS_NAMED:
-            end = (float(ordered["round"].iloc[-1]), float(ordered["oui"].iloc[-1]))
-            axes.annotate(str(client), end, (5, -3), textcoords="offset points", fontsize=8, color=colour)
-    axes.set(title="OUI of each client (numbers: client ids)", xlabel="round", ylabel="OUI")
+        ends.append((str(client), float(ordered["round"].iloc[-1]), float(ordered["oui"].iloc[-1]), colour))
+    if len(ends) <= CLIENTS_NAMED:
+        low, high = axes.get_ylim()
+        edge = axes.get_xlim()[1]
+        places = spread([y for _, _, y, _ in ends], 0.036 * (high - low), low, high)
+        for (client, x, y, colour), place in zip(ends, places, strict=True):
+            axes.annotate(
+                client, (x, y), (edge, place), fontsize=8, color=colour, va="center", annotation_clip=False,
+                arrowprops={"arrowstyle": "-", "color": "0.8", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2},
+            )
+    title = "OUI of each client" + _numbers(len(ends), "right: client ids")
+    axes.set(title=title, xlabel="round", ylabel="OUI")
     _whole_rounds(axes)
     axes.grid(alpha=0.3)
-    axes.legend(loc="best", fontsize=9)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return save(figure, path)
 
 
@@ -99,14 +117,22 @@ def oui_weight(clients: "pd.DataFrame", path: Path) -> Path:
     for colour, label, chosen in _groups(clients):
         rows = clients[chosen]
         area = 8 + 90 * rows["n_real"].to_numpy(dtype=np.float64) / largest
-        axes.scatter(rows["oui"], rows["weight"], s=area, color=colour, alpha=0.6, linewidths=0, label=label)
+        axes.scatter(
+            rows["oui"], rows["weight"], s=area, color=colour, marker=_MARKERS[colour], alpha=0.6, linewidths=0,
+            label=label,
+        )
     axes.set(title="Weight against OUI, all rounds (area: real samples)", xlabel="OUI", ylabel="weight")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    handles = axes.legend(loc="best", fontsize=9)
+    handles = figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     for handle in handles.legend_handles:
         handle.set_sizes([40.0])  # type: ignore[union-attr]
     return save(figure, path)
+
+
+def _numbers(clients: int, where: str) -> str:
+    """Where the ids of the clients stand; empty where there are too many to be named."""
+    return f" ({where})" if clients <= CLIENTS_NAMED else ""
 
 
 def _fitted(metrics: "pd.DataFrame", round_: int) -> tuple[float, float] | None:

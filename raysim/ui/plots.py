@@ -1,76 +1,50 @@
-"""Figures of a run as PNG files.  Drawn without pyplot, so nothing stays open and no window system is needed."""
+"""Figures of a run and of a plan, each as PNG and PDF: accuracy, counts, images, concentration, time."""
 
-import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.core.files import write_atomic
 from raysim.core.records import ByteArray, FloatArray, IntArray
+from raysim.ui.figure import COLOURS, blank_figure, blank_figures, look, save
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-DPI = 120
 CELLS_WITH_NUMBERS = 260
 TICKS = 25
+_FILLS = (*COLOURS[:-1], "0.55")  # a bar in black hides its frame
+X_LABELS = {"round": "round", "local_steps": "local steps of all clients so far"}
 
 
-def accuracy_curve(metrics: "pd.DataFrame", path: Path, column: str = "accuracy") -> Path:
+def accuracy_curve(metrics: "pd.DataFrame", path: Path, column: str = "accuracy", by: str = "round") -> Path:
     """Draw test accuracy by round, with the best and the final one marked.
 
-    metrics: columns `round` and `column` (a fraction; NaN where a round was not evaluated).  Returns `path`.
-    Raises ValueError if a column is missing.
+    metrics: columns `by` and `column` (a fraction; NaN where a round was not evaluated).  by: `round`, or
+    `local_steps`, those of all participants so far.  Returns `path`.  Raises ValueError if a column is missing.
     """
     from matplotlib.ticker import MaxNLocator
 
-    missing = {"round", column} - set(metrics.columns)
+    missing = {by, column} - set(metrics.columns)
     if missing:
         raise ValueError(f"metrics lack {sorted(missing)}; they have {list(metrics.columns)}")
-    measured = metrics[["round", column]].dropna()
-    rounds = measured["round"].to_numpy()
+    measured = metrics[[by, column]].dropna()
+    x = measured[by].to_numpy()
     accuracy = measured[column].to_numpy() * 100
     figure, axes = blank_figure(7, 4)
-    axes.plot(rounds, accuracy, marker="o" if len(rounds) <= 40 else "", markersize=3, color="C0")
-    if len(rounds):
+    axes.plot(x, accuracy, marker="o" if len(x) <= 40 else "", markersize=3, color=COLOURS[0])
+    if len(x):
         best = int(accuracy.argmax())
         axes.axhline(accuracy[best], color="0.8", linewidth=0.8, zorder=0)
-        axes.plot(rounds[best], accuracy[best], "*", markersize=12, color="C1", label=f"best {accuracy[best]:.2f} %")
-        axes.plot(rounds[-1], accuracy[-1], "o", color="C0", label=f"final {accuracy[-1]:.2f} %")
+        axes.plot(x[best], accuracy[best], "*", markersize=12, color=COLOURS[1], label=f"best {accuracy[best]:.2f} %")
+        axes.plot(x[-1], accuracy[-1], "o", color=COLOURS[0], label=f"final {accuracy[-1]:.2f} %")
         axes.legend(loc="lower right")
-    axes.set(title="Accuracy on the test split", xlabel="round", ylabel="accuracy (%)")
+    axes.set(title="Accuracy on the test split", xlabel=X_LABELS[by], ylabel="accuracy (%)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(alpha=0.3)
-    return save(figure, path)
-
-
-def accuracy_curves(curves: "dict[str, dict[str, list[pd.DataFrame]]]", path: Path) -> Path:
-    """Draw test accuracy by round: for each label the mean of its runs and, as a band, the lowest and highest of them.
-
-    curves: by panel and label, one frame per run with columns `round` and `accuracy`.  Returns `path`.
-    """
-    import pandas as pd
-    from matplotlib.ticker import MaxNLocator
-
-    figure, panels = blank_figures(1, len(curves), 6.5 * len(curves), 4.5)
-    for axes, (panel, by_label) in zip(panels, curves.items(), strict=True):
-        for label, runs in by_label.items():
-            of_round = pd.concat(runs).groupby("round")["accuracy"]
-            rounds = of_round.mean().index.to_numpy()
-            (line,) = axes.plot(rounds, of_round.mean().to_numpy() * 100, label=label, linewidth=1.5)
-            low = of_round.min().to_numpy() * 100
-            high = of_round.max().to_numpy() * 100
-            axes.fill_between(rounds, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
-        axes.set(title=panel or "Accuracy on the test split", xlabel="round", ylabel="accuracy (%)")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=9)
-        axes.sharey(panels[0])
-    figure.supxlabel("lines: means of runs; bands: from the lowest to the highest of them", fontsize=9, color="0.4")
     return save(figure, path)
 
 
@@ -95,9 +69,8 @@ def client_counts(
     ):
         image = axes.imshow(np.ma.masked_equal(counts_KC, 0), aspect="auto", cmap="viridis_r", norm=norm)
         axes.set(title=title, xlabel="class", ylabel="client")
-        _name_ticks(axes, [str(name) for name in class_names], K)
-        if K * C <= CELLS_WITH_NUMBERS:
-            _write_numbers(axes, counts_KC, norm.vmax)
+        name_ticks(axes, [str(name) for name in class_names], K)
+        write_numbers(axes, counts_KC, norm.vmax)
     figure.colorbar(image, ax=[left, right], label="samples (square-root scale)", fraction=0.04, pad=0.02)
     return save(figure, path)
 
@@ -168,18 +141,21 @@ def _mosaic(images: ByteArray, labels: IntArray, block: range, rows: int, per_cl
     return mosaic
 
 
-def lorenz(curves: dict[str, tuple[FloatArray, FloatArray, float]], path: Path) -> Path:
+def lorenz(curves: Mapping[str, tuple[FloatArray, FloatArray, float]], path: Path, of: str = "") -> Path:
     """Draw Lorenz curves of what each client adds to the label imbalance: how few clients cause most of it.
 
     curves: by name, the curve (`raysim.allocation.imbalance.lorenz_curve`) as fractions of clients and of the total,
-    both from 0 to 1, and the fraction that the top 20 % of clients cause, for the legend.  Returns `path`.
+    both from 0 to 1, and the fraction that the top 20 % of clients cause, for the legend.  of: added to the title.
+    Returns `path`.
     """
     figure, axes = blank_figure(5.5, 5)
     axes.plot([0, 100], [0, 100], color="0.7", linestyle="--", label="every client alike")
-    for name, (clients, caused, top) in curves.items():
-        axes.plot(clients * 100, caused * 100, label=f"{name}: top 20 % hold {top * 100:.0f} %")
+    for i, (name, (clients, caused, top)) in enumerate(curves.items()):
+        style = look(i, len(curves), len(clients))
+        axes.plot(clients * 100, caused * 100, label=f"{name}: top 20 % hold {top * 100:.0f} %", **style)
     axes.axvline(80, color="0.85", linewidth=0.8, zorder=0)
-    axes.set(title="Concentration of label imbalance", xlabel="clients, least skewed first (%)")
+    axes.set(title="Concentration of label imbalance" + (f", {of}" if of else ""))
+    axes.set(xlabel="clients, least skewed first (%)")
     axes.set(ylabel="share of the imbalance score (%)", xlim=(0, 100), ylim=(0, 100))
     axes.legend(loc="upper left", fontsize=9)
     return save(figure, path)
@@ -195,7 +171,7 @@ def budget_curve(images_x: FloatArray, removed_y: FloatArray, betas: FloatArray,
     removed = np.asarray(removed_y) * 100
     axes.axhline(50, color="0.8", linewidth=0.8, zorder=0)
     axes.text(0.995, 50, "half of it ", transform=axes.get_yaxis_transform(), ha="right", va="bottom", color="0.4")
-    axes.plot(images_x, removed, marker="o", markersize=4)
+    axes.plot(images_x, removed, marker="o", markersize=4, color=COLOURS[0])
     step = max(1, -(-len(betas) // 12))  # a dozen labels at most
     for i in range(0, len(betas), step):
         axes.annotate(f"{betas[i]:g}", (images_x[i], removed[i]), (0, 6), textcoords="offset points", ha="right")
@@ -206,32 +182,36 @@ def budget_curve(images_x: FloatArray, removed_y: FloatArray, betas: FloatArray,
     return save(figure, path)
 
 
-def blank_figures(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, Sequence[Axes]]":
-    """Make a figure of `width` x `height` inches; returns it and its axes, row by row."""
-    from matplotlib.figure import Figure
+def time_by_phase(seconds: Mapping[str, Mapping[str, float]], path: Path, note: str = "") -> Path:
+    """Draw how long each phase took: a bar for each label, its parts in the order in which they were first named.
 
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+    seconds: by label and phase; phases that took nothing anywhere are left out.  note: below the axis.  Returns `path`.
+    """
+    phases = list(dict.fromkeys(phase for parts in seconds.values() for phase, s in parts.items() if s > 0))
+    figure, axes = blank_figure(8, 1.8 + 0.45 * len(seconds))
+    left = np.zeros(len(seconds))
+    labels = list(seconds)
+    for i, phase in enumerate(phases):
+        widths = np.array([seconds[label].get(phase, 0.0) for label in labels])
+        colour, hatch = _FILLS[i % len(_FILLS)], "//" if i >= len(_FILLS) else None
+        axes.barh(
+            labels, widths, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, height=0.6,
+            label=phase,
+        )
+        left += widths
+    for row, total in enumerate(left):
+        axes.text(total, row, f" {total:,.1f} s", va="center", fontsize=9)
+    axes.invert_yaxis()
+    axes.set(title="Time by phase", xlabel="seconds" + (f"; {note}" if note else ""))
+    axes.set_xlim(0, 1.12 * float(left.max(initial=0.0)) or 1.0)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(alpha=0.3, axis="x")
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside lower center", ncols=min(5, max(1, len(phases))), fontsize=9)
+    return save(figure, path)
 
 
-def blank_figure(width: float, height: float) -> "tuple[Figure, Axes]":
-    """Make a figure of `width` x `height` inches with one pair of axes; returns both."""
-    figure, axes = blank_figures(1, 1, width, height)
-    return figure, axes[0]
-
-
-def save(figure: "Figure", path: Path) -> Path:
-    """Write a figure as PNG, complete or not at all, making its folder; returns `path`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    path = Path(path)
-    drawn = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(drawn)  # the pixels of `figure.savefig`, which draws everything twice
-    write_atomic(path, drawn.getvalue())
-    return path
-
-
-def _name_ticks(axes: "Axes", class_names: list[str], clients: int) -> None:
+def name_ticks(axes: "Axes", class_names: list[str], clients: int) -> None:
     """Write at most TICKS names on each axis; long class names are turned by 90 degrees."""
     for axis, names in ((axes.xaxis, class_names), (axes.yaxis, [str(k) for k in range(clients)])):
         step = -(-len(names) // TICKS)
@@ -240,7 +220,10 @@ def _name_ticks(axes: "Axes", class_names: list[str], clients: int) -> None:
         axes.tick_params(axis="x", labelrotation=90)
 
 
-def _write_numbers(axes: "Axes", counts_KC: IntArray, most: float | None) -> None:
+def write_numbers(axes: "Axes", counts_KC: IntArray, most: float | None) -> None:
+    """Write the counts into the cells of a heat map that has room for them.  most: the upper end of its scale."""
+    if counts_KC.size > CELLS_WITH_NUMBERS:
+        return
     for (k, c), count in np.ndenumerate(counts_KC):
         if count:
             colour = "white" if count > 0.3 * (most or 1) else "black"  # on the square-root scale, a bit above half

@@ -270,21 +270,29 @@ def test_the_death_of_ray_ends_the_sweep_instead_of_failing_every_cell(tmp_path,
     assert len(tried) == 1
 
 
-def test_one_seed_has_no_standard_deviation_and_rounds_count_only_runs_that_reached_the_target():
-    """Rounds 4 and, in the other run, none: mean 4 over one of two; accuracies 0.5 and 0.7 give 0.6 +- 0.1414."""
+def test_one_seed_has_no_standard_deviation_and_what_lacks_a_run_or_the_target_no_mean():
+    """Accuracies 0.5 and 0.7 give 60 +- 14.14 %; of their runs one did not reach the target; c has failed."""
     base = {"status": "FINISHED", "best_accuracy": 0.7, "accuracy_auc": 0.4, "images": 3, "seconds": 2.0}
+    costs = {"rounds_to_target": 4, "images_to_target": 3, "seconds_to_target": 1.5}
     rows = [
-        {**base, "group": "a", "final_accuracy": 0.5, "rounds_to_target": 4},
+        {**base, "group": "a", "final_accuracy": 0.5, **costs},
         {**base, "group": "a", "final_accuracy": 0.7, "rounds_to_target": None},
         {**base, "group": "b", "final_accuracy": 0.9, "rounds_to_target": None},
         {"group": "c", "status": "FAILED"},
+        {**base, "group": "d", "final_accuracy": 0.9, **costs},
     ]
-    _, table = sweep_table.frames(rows, 0.6)
+    _, table = sweep_table.frames(rows, 0.6, {"a": 2, "b": 1, "c": 1, "d": 2, "e": 2})
     lines = sweep_table.text(table, 0.6).splitlines()
-    assert "0.6000 +- 0.1414" in lines[2] and lines[2].endswith("4.0 (1/2)")
-    assert "0.9000  " in lines[3] and "0.9000 +-" not in lines[3] and lines[3].endswith("- (0/1)")
-    assert lines[4].split()[:4] == ["c", "0,", "1", "failed"]
-    assert any("n - 1" in line for line in lines)
+    accuracy, cost = lines[3:8], lines[lines.index("Cost, and what it took to reach an accuracy of 60 %") + 3 :][:5]
+    assert "60.00 +- 14.14" in accuracy[0] and accuracy[1].split()[:5] == ["b", "1", "3", "90.00*", "70.00*"]
+    assert [line.split()[:4] for line in accuracy[2:]] == [
+        ["c", "0/1,", "1", "failed"], ["d", "1/2", "-", "-"], ["e", "0/2", "-", "-"],
+    ]
+    assert [line.split()[-4:] for line in cost] == [
+        ["1/2", "-", "-", "-"], ["(0/1)", "-", "-", "-"], ["0/1", "-", "-", "-"], ["1/2", "-", "-", "-"],
+        ["0/2", "-", "-", "-"],
+    ]
+    assert "never (0/1)" in cost[1] and any("n - 1" in line for line in lines)
 
 
 @pytest.mark.parametrize("name", ["digits_policies", "papers/fedeas/table"])

@@ -14,7 +14,7 @@ import yaml
 
 import raysim
 from raysim import Result, cli
-from raysim.commands.report import report
+from raysim.commands.report.report import report
 from raysim.commands.sweep import table as sweep_table
 from raysim.core.errors import RunError, UserError
 

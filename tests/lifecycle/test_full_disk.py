@@ -14,7 +14,7 @@ import yaml
 from full_disk import Disk, names_of
 
 from raysim import Result, cli
-from raysim.commands.report import report
+from raysim.commands.report.report import report
 from raysim.core.errors import DiskError, UserError
 from raysim.federation.server import Server
 from raysim.federation.state import ServerState

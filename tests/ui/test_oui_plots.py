@@ -32,7 +32,7 @@ def legends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     save = oui_plots.save
 
     def keep(figure, path):
-        drawn = [axes.get_legend() for axes in figure.axes]
+        drawn = [*(axes.get_legend() for axes in figure.axes), *figure.legends]
         texts.extend(text.get_text() for legend in drawn if legend for text in legend.get_texts())
         return save(figure, path)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from raysim.allocation import fedeas_budget
-from raysim.allocation.imbalance import contributions_K, lorenz_curve, missing_cells, removed_fraction, top_share
+from raysim.allocation.imbalance import contributions_K, missing_cells, removed_fraction, top_share
 from raysim.commands.plan.speed import Speed, bytes_per_image, measure
 from raysim.commands.plan.training import TrainingSpeed, local_steps
 from raysim.commands.plan.training import measure as measure_training
@@ -19,6 +19,7 @@ from raysim.core.errors import UserError
 from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import Dataset, FloatArray, IntArray, Partition
 from raysim.federation.cohort import cohort_size
+from raysim.lifecycle.figures import lorenz_curves
 from raysim.lifecycle.prepare import load_dataset, make_partition, partition_notes, unread_data_keys
 
 BETAS = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0, 24.0, 32.0, 48.0, 64.0)
@@ -254,19 +255,11 @@ def draw(planned: Plan, folder: str | Path) -> list[Path]:
         plots.client_counts(counts_KC, row.quota_KC, names, target / f"counts_{_slug(row.name)}.png", row.name)
         for row in usable
     ]
-    curves = {"real samples": contributions_K(counts_KC)}
-    curves |= {f"with {row.name}": contributions_K(counts_KC + row.quota_KC) for row in usable}
-    curves = {name: values_K for name, values_K in curves.items() if imbalance_is_visible(values_K)}
-    drawn = {name: (*lorenz_curve(values_K), top_share(values_K)) for name, values_K in curves.items()}
-    paths.append(plots.lorenz(drawn, target / "lorenz.png"))
+    after = {f"with {row.name}": counts_KC + row.quota_KC for row in usable}
+    paths.append(plots.lorenz(lorenz_curves({"real samples": counts_KC, **after}), target / "lorenz.png"))
     columns = np.array([[row.images, row.removed, row.beta] for row in planned.betas]).T
     paths.append(plots.budget_curve(columns[0], columns[1], columns[2], target / "budget.png"))
     return paths
-
-
-def imbalance_is_visible(contribution_K: FloatArray) -> bool:
-    """Whether there is any imbalance left, beyond rounding, whose concentration could be drawn."""
-    return float(contribution_K.sum()) > 1e-9
 
 
 def parse_seeds(seeds: str | Sequence[int]) -> list[int]:

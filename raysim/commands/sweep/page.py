@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from raysim.commands.sweep.grid import Cell, Grid, short_groups
 from raysim.core.errors import DiskError
@@ -17,10 +16,7 @@ from raysim.tracking import links
 from raysim.tracking.about import About
 from raysim.tracking.process import MlflowProcess, start_tracker
 from raysim.tracking.tracker import NullTracker, Status
-from raysim.ui import plots
-
-if TYPE_CHECKING:
-    import pandas as pd
+from raysim.ui.comparison_plots import Curves, accuracy_curves
 
 FILES = ("table.csv", "runs.csv", "table.txt", "sweep.json")
 
@@ -120,13 +116,13 @@ class SweepPage:
 
     def _draw(self, cells: Mapping[str, RunDirectory]) -> None:
         """Draw accuracy over rounds, a curve for each method."""
-        curves: dict[str, list[pd.DataFrame]] = {}
+        curves: dict[str, Curves] = {}
         for cell in self.grid.cells:
-            if cell.name in cells:
-                metrics = cells[cell.name].metrics()[["round", "accuracy"]].dropna()
-                curves.setdefault(self.names[cell.group], []).append(metrics)
-        if curves:
-            plots.accuracy_curves({self.grid.name: curves}, self.directory / "figures" / "accuracy.png")
+            known = curves.get(self.names[cell.group], Curves([], 0))
+            metrics = [cells[cell.name].metrics()[["round", "accuracy"]].dropna()] if cell.name in cells else []
+            curves[self.names[cell.group]] = Curves([*known.runs, *metrics], known.expected + 1)
+        if cells:
+            accuracy_curves({self.grid.name: curves}, self.directory / "figures" / "accuracy.png")
 
 
 def _before(directory: Path) -> str:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,7 +105,7 @@ def run_sweep(
             )
             mirror = None if output.mirror is None else Mirror(output.mirror, directory)
             page = SweepPage.open(grid, directory, mlflow)
-            write_file(directory / "sweep.json", json.dumps({"runs": len(grid.cells), **page.kept()}).encode())
+            write_file(directory / "sweep.json", json.dumps({**_asked(grid), **page.kept()}).encode())
             work = _Sweep(grid, directory, display, inputs, mlflow, page, mirror)
             try:
                 work.all_cells(tasks, session)
@@ -217,7 +218,7 @@ class _Sweep:
     def _write(self) -> None:
         """Write the files again, with cells in the order of the grid, so that finished cells are never lost."""
         if self.rows:
-            sweep_table.write(self.directory, self._rows(), self.grid.target_accuracy)
+            sweep_table.write(self.directory, self._rows(), self.grid.target_accuracy, self._cells())
             if self.mirror is not None:
                 self.mirror.update()
 
@@ -231,9 +232,13 @@ class _Sweep:
     def _rows(self) -> list[PlainDict]:
         return [self.rows[cell.name] for cell in self.grid.cells if cell.name in self.rows]
 
+    def _cells(self) -> Counter[str]:
+        """How many runs each group is to have."""
+        return Counter(cell.group for cell in self.grid.cells)
+
     def result(self) -> SweepResult:
         """Show the table, and return the result."""
-        runs, table = sweep_table.frames(self._rows(), self.grid.target_accuracy)
+        runs, table = sweep_table.frames(self._rows(), self.grid.target_accuracy, self._cells())
         text = (self.directory / "table.txt").read_text(encoding="utf-8")
         self.display.line(f"\n{text}")
         return SweepResult(runs, table, self.directory, self.failed)
@@ -396,6 +401,12 @@ def _grouped(tasks: Sequence[_Task], texts: Callable[[_Task], list[str]]) -> dic
         if texts(task):
             groups.setdefault(" and ".join(texts(task)), []).append(task.cell.name)
     return {text: named(cells) for text, cells in groups.items()}
+
+
+def _asked(grid: Grid) -> PlainDict:
+    """What the sweep is to do, for reports while it is not done: the content of sweep.json."""
+    cells = [sweep_table.labels(cell) for cell in grid.cells]
+    return {"runs": len(cells), "target_accuracy": grid.target_accuracy, "cells": cells}
 
 
 def _directory(grid: Grid) -> Path:
