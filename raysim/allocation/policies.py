@@ -72,6 +72,11 @@ def size_proportional(counts_KC: IntArray, *, total: Total = None) -> IntArray:
     return _served(counts_KC, quota_KC, "size_proportional")
 
 
+def full_balance(counts_KC: IntArray) -> int:
+    """How many images full class balancing takes; a client without a sample takes none."""
+    return int((counts_KC.max(axis=1, keepdims=True) - counts_KC).sum())
+
+
 def missing_only(
     counts_KC: IntArray,
     *,

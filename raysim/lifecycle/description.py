@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from raysim.allocation.imbalance import normalised_entropy_K
-from raysim.allocation.policies import full
+from raysim.allocation.policies import full_balance
 from raysim.config.schema import Config
 from raysim.core.plain import PlainMapping
 from raysim.core.records import Dataset
@@ -122,7 +122,8 @@ def _images(config: Config, prepared: Prepared) -> str:
     quota = int(prepared.quota_KC.sum())
     if not quota:
         return "no synthetic image"
-    balance = 0 if prepared.partition.drawn is not None else int(full(prepared.partition.counts_KC).sum())
+    drawn = prepared.partition.drawn is not None  # whose counts take minutes
+    balance = 0 if drawn else full_balance(prepared.partition.counts_KC)
     share = f", {quota / balance:.1%} of the {balance:,} of full balance" if balance else ""
     return f"{quota:,} synthetic by {config.generator.name}, dealt out by {config.allocation.name}{share}"
 

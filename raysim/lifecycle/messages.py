@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from raysim.allocation.policies import fedeas, full
+from raysim.allocation.policies import fedeas, full_balance
 from raysim.config.schema import Config
 from raysim.core.host import shared_memory_free_bytes
 from raysim.core.persistent import persistent_folder
@@ -26,7 +26,7 @@ def say_plan(display: Display, config: Config, prepared: Prepared) -> None:
         counts_KC = prepared.partition.counts_KC
         display.line(
             f"for comparison: fedeas (beta 12) would ask for {int(fedeas(counts_KC, beta=12.0).sum()):,} images, full "
-            f"balance for {int(full(counts_KC).sum()):,}"
+            f"balance for {full_balance(counts_KC):,}"
         )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raysim.allocation.imbalance import normalised_entropy_K
+from raysim.allocation.policies import full_balance
 from raysim.config.schema import Config
 from raysim.core.files import cannot_write
 from raysim.core.records import Synthetic
@@ -199,7 +200,7 @@ def summarise(
         "n_real": int(partition.offsets_K1[-1]),
         "n_synthetic": int(synthetic.quota_KC.sum()),
         "n_synthetic_made": synthetic.made,
-        "n_synthetic_full_balance": int((counts_KC.max(axis=1, keepdims=True) - counts_KC).sum()),
+        "n_synthetic_full_balance": full_balance(counts_KC),
         "images_per_s": synthetic.made / synthetic.seconds if synthetic.seconds else None,
         "sizes_K": partition.sizes_K.tolist() if partition.drawn is None else [],
         "entropy_K": normalised_entropy_K(counts_KC).tolist(),

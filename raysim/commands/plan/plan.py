@@ -8,6 +8,7 @@ import numpy as np
 
 from raysim.allocation import fedeas_budget
 from raysim.allocation.imbalance import contributions_K, missing_cells, removed_fraction, top_share
+from raysim.allocation.policies import full_balance
 from raysim.commands.plan.speed import Speed, bytes_per_image, measure
 from raysim.commands.plan.training import TrainingSpeed, local_steps
 from raysim.commands.plan.training import measure as measure_training
@@ -93,7 +94,7 @@ class Plan:
     @property
     def full_balance(self) -> int:
         """How many images full class balancing takes."""
-        return _full_balance(self.counts_KC)
+        return full_balance(self.counts_KC)
 
     @property
     def bytes_per_image(self) -> int | None:
@@ -194,7 +195,7 @@ def _row(name: str, counts_KC: IntArray, params: PlainDict, matched: bool = Fals
     images = int(quota_KC.sum())
     return PolicyPlan(
         name, quota_KC, images,
-        of_full_frac=images / max(_full_balance(counts_KC), 1),
+        of_full_frac=images / max(full_balance(counts_KC), 1),
         synthetic_share=images / max(int(after_KC.sum()), 1),
         removed=removed_fraction(counts_KC, after_KC),
         touched=int((quota_KC.sum(axis=1) > 0).sum()),
@@ -226,7 +227,7 @@ def plan_seeds(config: Config, dataset: Dataset, names: Sequence[str], seeds: Se
         seeded = config.model_copy(update={"partition": config.partition.model_copy(update={"seed": seed})})
         counts_KC = make_partition(seeded, dataset).counts_KC
         quotas.append(plan_policies(seeded, counts_KC, names))
-        full.append(_full_balance(counts_KC))
+        full.append(full_balance(counts_KC))
         chosen = choose_beta(counts_KC, **_ablation(config))
         betas.append(chosen.beta if chosen else np.nan)
 
@@ -311,10 +312,6 @@ def _ablation(config: Config) -> PlainDict:
     """The factors of FedEAS that the configuration leaves out, for the table of betas."""
     params = config.allocation.params if config.allocation.name == "fedeas" else {}
     return {key: params[key] for key in ("entropy", "size") if key in params}
-
-
-def _full_balance(counts_KC: IntArray) -> int:
-    return int((counts_KC.max(axis=1, keepdims=True) - counts_KC).sum())
 
 
 def _slug(name: str) -> str:
