@@ -47,7 +47,7 @@ class Table:
         return "\n".join([f"**{self.title}**", "", *drawn, "", "; ".join(self.notes)]).rstrip() + "\n"
 
     def latex(self) -> str:
-        """A `table` with its caption, for `\\usepackage{booktabs}`; the best cells bold."""
+        """A `table` with its caption, for `\\usepackage{booktabs,graphicx}`; the best cells bold; never too wide."""
         rows = [
             [rf"\textbf{{{_escaped(cell)}}}" if (r, c) in self.best else _escaped(cell) for c, cell in enumerate(row)]
             for r, row in enumerate(self.rows)
@@ -56,10 +56,11 @@ class Table:
         return "\n".join([
             r"\begin{table}[tb]", r"  \centering\footnotesize\setlength{\tabcolsep}{4pt}",
             rf"  \caption{{{caption}.}}", rf"  \label{{tab:{self.name}}}",
+            r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             rf"  \begin{{tabular}}{{l{'r' * (len(self.headings) - 1)}}}", r"    \toprule",
             f"    {' & '.join(map(_escaped, self.headings))} \\\\", r"    \midrule",
             *(f"    {' & '.join(row)} \\\\" for row in rows),
-            r"    \bottomrule", r"  \end{tabular}", r"\end{table}", "",
+            r"    \bottomrule", r"  \end{tabular}}", r"\end{table}", "",
         ])  # fmt: skip
 
 
