@@ -168,10 +168,14 @@ def test_a_folder_that_another_removes_before_it_is_locked_is_made_again(
 
 
 def workers(session: WarmSession) -> set[str]:
-    """The names that Ray has for two workers, once both have started."""
+    """The names that Ray has for two workers, once both have started and answered, as one may have been killed."""
     pool = session.pool(Resources(workers=2))
-    while not all(member.ready for member in pool.members.values()):
-        pool.call_any(lambda actor, _: actor.where.remote(), "one")
+    while True:
+        while not all(member.ready for member in pool.members.values()):
+            pool.call_any(lambda actor, _: actor.where.remote(), "one")
+        _, lost = pool.ask(dict.fromkeys(pool.members, lambda actor: actor.where.remote()))
+        if not lost:
+            break
     handles: list[Any] = [member.actor for member in pool.members.values()]
     return {handle._actor_id.hex() for handle in handles}
 
