@@ -8,6 +8,8 @@ import re
 import shutil
 import time
 import uuid
+import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,9 @@ MODEL = "model.safetensors"
 PER_CLIENT = "per_client.csv"
 _MODEL_FOLDER = ".mlflow_model"
 SUMMARY = "summary.json"
+_DAMAGED = (  # what reading a damaged file raises: text, JSON, tables, arrays
+    OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error,
+)
 _IDENTITY_KINDS: dict[str, type] = {
     "config_hash": str, "partition_sha256": str, "data": dict, "generator": str, "code": dict, "versions": dict,
     "device": str, "name": str, "mlflow_run_id": str, "accepted_changes": list, "result_keys": dict,
@@ -53,7 +58,7 @@ def readable(path: Path, remedy: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except _DAMAGED as error:
         what = "is missing" if isinstance(error, FileNotFoundError) else "is damaged or was changed"
         told = f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
         raise UserError(f"{path} {what}: {told}{f'; {remedy}' if remedy else ''}") from error

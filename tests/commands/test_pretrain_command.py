@@ -53,7 +53,7 @@ def test_quality_and_samples_are_kept_with_the_weights_and_in_mlflow(
     assert json.loads((folder / "card.json").read_text())["quality"] == measured
     assert "trained on synthetic images" in (folder / "README.md").read_text()
     assert "trained on synthetic images" in capsys.readouterr().out
-    assert sorted(path.name for path in (folder / "samples").iterdir()) == ["step-0000003.png", "step-0000006.png"]
+    assert sorted(path.name for path in (folder / "samples").glob("*.png")) == ["step-0000003.png", "step-0000006.png"]
     assert (folder / "real_and_synthetic.png").read_bytes().startswith(b"\x89PNG")
     assert not (folder / "preview").exists()
     ddpm(digits(), "cpu", weights=str(folder), steps=2)

@@ -1,7 +1,5 @@
 """The figures of a report: what is drawn of which runs, and what the page says below each."""
 
-import zipfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,12 +128,8 @@ def _counts(run: RunDirectory) -> tuple[IntArray, IntArray] | None:
     path = run.path / "partition.npz"
     if not path.is_file():
         return None
-    with readable(path):
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                return arrays["counts"], arrays["quota"]
-        except (zipfile.BadZipFile, zlib.error) as error:
-            raise ValueError(str(error)) from error
+    with readable(path), np.load(path, allow_pickle=False) as arrays:
+        return arrays["counts"], arrays["quota"]
 
 
 def _class_names(summary: PlainMapping, classes: int) -> list[str]:

@@ -181,7 +181,8 @@ def _one_run(folder: Path, output: Path, target: float | None, form: str, writer
         writer.say(f"warning: {note}")
     listings = []
     if (folder / "config.yaml").is_file():
-        listings = [("Configuration", (folder / "config.yaml").read_text(encoding="utf-8"))]
+        with readable(folder / "config.yaml"):
+            listings = [("Configuration", (folder / "config.yaml").read_text(encoding="utf-8"))]
     return _finish(folder.name, results, notes, facts, shown, drawn, listings, output, writer)
 
 

@@ -93,7 +93,8 @@ def read_results(folders: Sequence[Path], against: str | None = None, target: fl
     if len(parts) > 1:
         _tell_apart(runs, notes)
     if (runs["status"] != "FINISHED").all():
-        raise UserError(f"{folders[0]}: no run of it has finished; `raysim sweep` goes on with a sweep")
+        where = f", by its {RUNS}" if sweeps else ""
+        raise UserError(f"{folders[0]}: no run of it has finished{where}; `raysim sweep` goes on with a sweep")
     _say_unfinished(runs, notes)
     axis = _axis(runs, against, notes)
     results = Results("+".join(path.name for path in folders), _with_methods(runs, axis), axis, target, notes)
