@@ -2,9 +2,10 @@
 
 import contextlib
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from raysim.core.errors import UserError
+from raysim.core.plain import Plain, PlainDict
 from raysim.tracking.process import MlflowProcess
 from raysim.ui.notebook import quieten
 
@@ -19,7 +20,7 @@ def open_session() -> "KeptSession | None":
     return _OPEN[-1] if _OPEN else None
 
 
-def session(**resources: Any) -> "KeptSession":
+def session(**resources: Plain) -> "KeptSession":
     """Keep Ray and its workers for every `raysim.run` and `raysim.sweep` inside `with raysim.session(): ...`.
 
     The second run then begins at once, where Ray and MLflow take seconds to start.  resources: keys of the section
@@ -37,7 +38,7 @@ class KeptSession:
     ray: its connection to Ray; None while it is not open.
     """
 
-    def __init__(self, resources: dict[str, Any]) -> None:
+    def __init__(self, resources: PlainDict) -> None:
         from raysim.config.load import load_config
 
         plain = {"data": {"name": "digits"}, "rounds": 1, "resources": resources}

@@ -11,9 +11,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
 
 from raysim.core.errors import RunError, UserError
+from raysim.core.plain import PlainDict
 from raysim.core.secrets import without_secrets
 from raysim.tracking import links
 
@@ -80,13 +80,13 @@ def newest_experiment(base: str) -> str:
     return str(found[0]["experiment_id"]) if found else ""
 
 
-def _ask(base: str, what: str, question: dict[str, Any]) -> dict[str, Any]:
+def _ask(base: str, what: str, question: PlainDict) -> PlainDict:
     request = urllib.request.Request(
         f"{base}/api/2.0/mlflow/{what}", json.dumps(question).encode(), {"Content-Type": "application/json"}
     )
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
-            found: dict[str, Any] = json.load(answer)
+            found: PlainDict = json.load(answer)
             return found
     except (urllib.error.URLError, OSError, ValueError):
         return {}

@@ -16,6 +16,7 @@ from raysim.commands.plan.training import measure as measure_training
 from raysim.commands.sweep.grid import read_sweep
 from raysim.config.schema import Config
 from raysim.core.records import Dataset, IntArray
+from raysim.core.secrets import plain_without_secrets
 from raysim.federation.cohort import cohort_size
 from raysim.lifecycle.prepare import Prepared, load_dataset, prepare
 from raysim.ui.display import duration
@@ -61,15 +62,12 @@ class SweepPlan:
         return _sum([cell.training_s for cell in self.cells])
 
     def as_json(self) -> str:
-        """The plan as one JSON object."""
-        return json.dumps(
-            {
-                "runs": [vars(cell) for cell in self.cells], "new_images": self.new_images,
-                "image_bytes": self.image_bytes, "generation_s": self.generation_s, "training_s": self.training_s,
-                "notes": self.notes,
-            },
-            indent=2,
-        )
+        """The plan as one JSON object, with secrets masked."""
+        plain = {
+            "runs": [vars(cell) for cell in self.cells], "new_images": self.new_images, "image_bytes": self.image_bytes,
+            "generation_s": self.generation_s, "training_s": self.training_s, "notes": self.notes,
+        }  # fmt: skip
+        return json.dumps(plain_without_secrets(plain), indent=2)
 
 
 def plan_sweep(
@@ -89,16 +87,21 @@ def plan_sweep(
     cells = []
     for cell in grid.cells:
         config = cell.config
-        dataset = datasets.setdefault(key := _key(config, "data"), datasets.get(key) or load_dataset(config))
+        if (key := _key(config, "data")) not in datasets:
+            datasets[key] = load_dataset(config)
+        dataset = datasets[key]
         prepared = prepare(config, dataset)
         new = _new_images(config, prepared, made)
         speed = training = None
         if measure_speed:
             if new:
-                key = _key(config, "data", "generator", "resources")
-                speed = speeds.setdefault(key, speeds.get(key) or measure(config, dataset))
+                if (key := _key(config, "data", "generator", "resources")) not in speeds:
+                    speeds[key] = measure(config, dataset)
+                speed = speeds[key]
             key = _key(config, "data", "model", "local", "aggregation", "server", "resources")
-            training = trainings.setdefault(key, trainings.get(key) or measure_training(config, dataset))
+            if key not in trainings:
+                trainings[key] = measure_training(config, dataset)
+            training = trainings[key]
         sizes_K = prepared.partition.sizes_K + prepared.quota_KC.sum(axis=1)
         part = cohort_size(config.clients_per_round, len(sizes_K)) / len(sizes_K)
         cells.append(
