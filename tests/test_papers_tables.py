@@ -67,7 +67,10 @@ def test_what_has_a_row_is_not_run_again_and_new_rows_have_the_names_of_the_whol
     run = runpy.run_path(str(PAPERS / "run.py"))
     cells = run["read_sweep"](PAPERS / "digits" / "steps.yaml").cells
     of_seed_0 = {cell.group: cell for cell in cells if cell.config.seed == 0}
-    part = [{"config_hash": of_seed_0["none"].config_hash, "group": "base", "seed": "0", "status": "FINISHED"}]
+    part = [
+        {"config_hash": of_seed_0["none"].config_hash, "group": "base", "seed": "0", "status": "FINISHED"},
+        {"config_hash": "", "group": "fedeas", "seed": "0", "status": "MISSING"},
+    ]
     rows = run["named_by"](cells, part)
     assert rows == {
         ("none", 0): {

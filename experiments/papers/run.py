@@ -136,6 +136,8 @@ def named_by(cells: list[Cell], made: list[dict[str, str]]) -> Rows:
     of_hash = {cell.config_hash: cell for cell in cells}
     rows: Rows = {}
     for row in made:
+        if row["status"] not in ("FINISHED", "FAILED"):
+            continue  # not run yet
         cell = of_hash[row["config_hash"]]
         own = {key: value for key, value in row.items() if not key.startswith("axis.") and key not in ("group", "seed")}
         labels = {f"axis.{axis}": label for axis, label in cell.labels.items()}

@@ -220,6 +220,7 @@ def test_a_cell_that_fails_is_recorded_the_others_go_on_and_the_exit_code_is_1(
     assert "1 of 2 runs failed" in output.err and "epochs 9" in output.err and "nine epochs" in output.err
     runs = pd.read_csv(directory / "runs.csv")
     assert list(runs["status"]) == ["FAILED", "FINISHED"] and "nine epochs" in runs["error"][0]
+    assert list(runs["config_hash"].str.len()) == [16, 16]
     assert "Traceback" in (directory / "cells" / "epochs-9.error.txt").read_text()
     assert "1 failed" in (directory / "table.txt").read_text()
 

@@ -21,7 +21,8 @@ def row(cell: Cell, finished: RunDirectory | None, cause: str, target: float | N
 
     finished: the folder of the run, or None if it failed.  target: the accuracy whose first round is wanted, or None.
     """
-    known = {**labels(cell), "status": "FAILED" if finished is None else "FINISHED", "error": cause}
+    status = "FAILED" if finished is None else "FINISHED"
+    known = {**labels(cell), "status": status, "error": cause, "config_hash": cell.config_hash}
     if finished is None:
         return known
     with readable(finished.path / SUMMARY):
