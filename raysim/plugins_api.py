@@ -25,6 +25,7 @@ from raysim.config.protocols import (
 )
 from raysim.core.errors import RunError, UserError
 from raysim.core.records import (
+    Allocation,
     BoolArray,
     ByteArray,
     Dataset,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AggregationRule",
+    "Allocation",
     "AllocationPolicy",
     "AtMost",
     "BoolArray",

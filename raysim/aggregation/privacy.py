@@ -159,7 +159,7 @@ class PrivacyMechanism:
         """Describe, for summary.json, what the run guarantees and what is outside the guarantee.
 
         metrics: one row per round, with `epsilon`.  oui: whether clients report OUIs.  generator: the name of what made
-        the synthetic images; None without any.  shared_budget: whether a total of synthetic images is shared out.
+        the synthetic images; None without any.  shared_budget: whether a client's images depend on others' counts.
         """
         z = self.options.noise_multiplier
         at_server = self.options.noise_at == "server"
@@ -249,6 +249,6 @@ def _outside_in_data(generator: str | None, shared_budget: bool) -> list[str]:
         found.append("synthetic images, whose generator was trained on clients' images or on unknown ones")
     found.append(
         "how many synthetic images a client gets of each class, worked out from clients' class counts"
-        + (": a total is shared out, so one client's counts also change the numbers of others" if shared_budget else "")
+        + ("; one client's counts also change the numbers of others" if shared_budget else "")
     )
     return found

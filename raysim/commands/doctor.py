@@ -207,12 +207,11 @@ def _fit(report: Report, config: Config, name: str) -> None:
         report.wrong.append(str(error))
         return
     images = len(prepared.dataset.train_labels_N)
-    quota = int(prepared.quota_KC.sum())
     size = prepared.dataset.nbytes
     report.rows.append((
         "Config",
         f"{name}: {images:,} training images ({_gb(size)} in all), {prepared.partition.clients:,} clients, "
-        f"{quota:,} synthetic images, {config.rounds:,} rounds",
+        f"{prepared.images:,} synthetic images, {config.rounds:,} rounds",
     ))
 
 

@@ -3,15 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from traceback import walk_tb
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from raysim.config.protocols import AllocationPolicy, ImageGenerator, Partitioner
+from raysim.config.registry import asked_for
 from raysim.core.errors import RunError, UserError, described
 from raysim.core.plain import PlainMapping
-from raysim.core.records import ByteArray, Dataset, IntArray, Partition
+from raysim.core.records import Allocation, ByteArray, Dataset, IntArray, Partition
 
 if TYPE_CHECKING:
     from numpy.random import Generator, RandomState
@@ -62,16 +63,51 @@ def _package(name: str) -> str | None:
 
 
 def ask_policy(
-    name: str, policy: AllocationPolicy, counts_KC: IntArray, params: PlainMapping, key: str = "allocation.name"
-) -> IntArray:
-    """The quota of a policy, which sees the counts read-only; UserError unless it is whole numbers >= 0, K x C.
+    name: str, policy: AllocationPolicy, counts_KC: IntArray, params: PlainMapping, key: str = "allocation.name",
+    given: PlainMapping = MappingProxyType({}),
+) -> Allocation:
+    """What a policy decides, checked; UserError unless it is whole numbers >= 0, K x C, and no client is left empty.
 
-    key: what names it in the configuration, for messages.
+    It sees the counts read-only.  key: what names it in the configuration, for messages.  given: what it may ask for by
+    the name of a parameter.
     """
-    given_KC = counts_KC.view()
-    given_KC.flags.writeable = False
+    counts_view_KC = counts_KC.view()
+    counts_view_KC.flags.writeable = False
+    wanted = asked_for(policy)
+    missing = [input_ for input_, is_needed in wanted.items() if is_needed and input_ not in given]
+    if missing:
+        raise UserError(f"{key} = {name}: it asks for {', '.join(missing)}, not known here; use another policy")
     with blaming({key: name}):
-        answer = policy(given_KC, **params)
+        answer: object = policy(counts_view_KC, **{i: given[i] for i in wanted if i in given}, **params)
+    if not isinstance(answer, Allocation):
+        return Allocation(_whole_numbers(answer, counts_KC, f"{key} = {name}: it returned"))
+    quota_KC = _whole_numbers(answer.quota_KC, counts_KC, f"{key} = {name}: it returned a quota_KC that is")
+    keep_KC = _kept(answer.keep_KC, counts_KC, quota_KC, f"{key} = {name}: it returned a keep_KC")
+    return Allocation(quota_KC, keep_KC, bool(answer.shared))
+
+
+def _kept(keep: object, counts_KC: IntArray, quota_KC: IntArray, where: str) -> IntArray | None:
+    """What a policy keeps of the real samples, checked; None for all of them."""
+    if keep is None:
+        return None
+    keep_KC = _whole_numbers(keep, counts_KC, f"{where} that is", "samples")
+    if (keep_KC > counts_KC).any():
+        k, c = np.argwhere(keep_KC > counts_KC)[0]
+        raise UserError(
+            f"{where} of {keep_KC[k, c]} for client {k} and class {c}, of which it has {counts_KC[k, c]} real samples; "
+            "keep at most what there is, such as numpy.minimum(keep_KC, counts_KC)"
+        )
+    emptied_K = np.flatnonzero((counts_KC.sum(axis=1) > 0) & (keep_KC.sum(axis=1) + quota_KC.sum(axis=1) == 0))
+    if len(emptied_K):
+        raise UserError(
+            f"{where} that empties client {emptied_K[0]}: none of its {counts_KC[emptied_K[0]].sum()} real samples is "
+            "kept and it gets no image, so it could not train; keep a sample, or give it an image"
+        )
+    return None if (keep_KC == counts_KC).all() else keep_KC
+
+
+def _whole_numbers(answer: object, counts_KC: IntArray, where: str, unit: str = "images") -> IntArray:
+    """An array that a policy returned, as int64; UserError unless it is whole numbers >= 0, K x C."""
     if not isinstance(answer, np.ndarray):
         wrong = "None" if answer is None else f"a {type(answer).__name__}"
     elif not np.issubdtype(answer.dtype, np.integer):
@@ -80,13 +116,13 @@ def ask_policy(
         wrong = f"an array of shape {answer.shape}"
     elif answer.size and answer.min() < 0:
         k, c = np.argwhere(answer < 0)[0]
-        wrong = f"{answer[k, c]} images for client {k} and class {c}"
+        wrong = f"{answer[k, c]} {unit} for client {k} and class {c}"
     elif answer.sum(dtype=np.float64) > MOST_IMAGES:
-        wrong = f"{answer.sum(dtype=np.float64):.3g} images in all, and raysim counts up to {MOST_IMAGES:.0e}"
+        wrong = f"{answer.sum(dtype=np.float64):.3g} {unit} in all, and raysim counts up to {MOST_IMAGES:.0e}"
     else:
         return answer.astype(np.int64, copy=False)
     raise UserError(
-        f"{key} = {name}: it returned {wrong}; a policy must return a numpy array of whole numbers >= 0 (such as "
+        f"{where} {wrong}; a policy must return a numpy array of whole numbers >= 0 (such as "
         f"numpy.floor(...).astype(numpy.int64)), clients x classes, here of shape {counts_KC.shape}"
     )
 

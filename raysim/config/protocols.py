@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from numpy.random import Generator, RandomState
     from torch import Tensor, nn
 
-    from raysim.core.records import ByteArray, Dataset, FloatArray, IntArray, Partition, RoundTable, Weights
+    from raysim.core.records import Allocation, ByteArray, Dataset, FloatArray, IntArray, Partition, RoundTable, Weights
     from raysim.local.contract import Job
 
 __all__ = [
+    "POLICY_INPUTS",
     "PROTOCOLS",
     "AggregationRule",
     "AllocationPolicy",
@@ -82,13 +83,23 @@ class Modifier(Protocol):
         ...
 
 
-class AllocationPolicy(Protocol):
-    """How many synthetic images each client gets of each class."""
+POLICY_INPUTS = {
+    "seed": "int: the seed of the run, for policies that draw",
+}
+"""What an allocation policy may have as a positional parameter after counts_KC, by name: it is then given it."""
 
-    def __call__(self, counts_KC: "IntArray", /, *args: Any, **keys: Any) -> "IntArray":
+
+class AllocationPolicy(Protocol):
+    """How many synthetic images each client gets of each class.
+
+    What else it needs it asks for by the names of its positional parameters after the first: see POLICY_INPUTS.
+    """
+
+    def __call__(self, counts_KC: "IntArray", /, *args: Any, **keys: Any) -> "IntArray | Allocation":
         """Images to make, K x C whole numbers >= 0, from the real samples per client and class, K x C, read-only.
 
-        A pure function: no files, no randomness of its own.  Raises UserError for a budget that cannot be placed.
+        An `Allocation` in place of the array also says which real samples are left out, or that clients share images.
+        A pure function: no files, no randomness but from `seed`.  Raises UserError for a budget that cannot be placed.
         """
         ...
 

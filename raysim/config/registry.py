@@ -21,6 +21,7 @@ from typing import Any, Literal, overload
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 
 from raysim.config.protocols import (
+    POLICY_INPUTS,
     PROTOCOLS,
     AggregationRule,
     AllocationPolicy,
@@ -41,7 +42,7 @@ KINDS: dict[str, str] = {
     "data": "raysim.data",
     "partition": "raysim.data",
     "modifier": "raysim.data",
-    "allocation": "raysim.allocation.policies",
+    "allocation": "raysim.allocation",
     "generator": "raysim.generation",
     "model": "raysim.models.architectures",
     "local": "raysim.local",
@@ -50,7 +51,7 @@ KINDS: dict[str, str] = {
 }
 _MODULES = {
     "data": ("datasets", "files"), "partition": ("partitions",), "modifier": ("modifiers",),
-    "aggregation": ("mean", "fedoui", "robust"),
+    "allocation": ("policies", "rivals"), "aggregation": ("mean", "fedoui", "robust"),
 }
 
 
@@ -194,6 +195,8 @@ def _lack(kind: str, plugin: Callable[..., object]) -> str:
     protocol = PROTOCOLS[kind]
     if kind == "aggregation" and inspect.isfunction(plugin):
         return _unlike(plugin, ["table"])
+    if kind == "allocation":
+        return _unlike(plugin, ["counts_KC", *asked_for(plugin)]) or _not_given(plugin)
     if kind not in _CLASSES:
         return _unlike(plugin, _positional(protocol))
     missing = [member for member in _needed(protocol) if not _has(plugin, member)]
@@ -232,6 +235,26 @@ def _positional(protocol: type) -> list[str]:
     """The positional parameters of a kind whose plug-ins are functions."""
     given = inspect.signature(vars(protocol)["__call__"]).parameters.values()
     return [p.name for p in given if p.kind is p.POSITIONAL_ONLY or p.kind is p.POSITIONAL_OR_KEYWORD][1:]
+
+
+def asked_for(policy: Callable[..., object]) -> dict[str, bool]:
+    """The names of an allocation policy's positional parameters after the first: whether it must be given each."""
+    try:
+        given = inspect.signature(policy).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {p.name: p.default is p.empty for p in [*given][1:] if p.kind is p.POSITIONAL_OR_KEYWORD}
+
+
+def _not_given(policy: Callable[..., object]) -> str:
+    """What an allocation policy asks for that there is not; empty if nothing."""
+    unknown = [name for name in asked_for(policy) if name not in POLICY_INPUTS]
+    if not unknown:
+        return ""
+    return (
+        f"it asks for {unknown[0]}{nearest(unknown[0], POLICY_INPUTS) or ';'} a policy may ask for "
+        f"{', '.join(POLICY_INPUTS)}; its keys are keyword-only parameters, after a `*`"
+    )
 
 
 def _unlike(plugin: Callable[..., object], positional: list[str]) -> str:

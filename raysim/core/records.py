@@ -149,6 +149,30 @@ class Partition:
 
 
 @dataclass(frozen=True)
+class Allocation:
+    """What an allocation policy decides.
+
+    quota_KC: synthetic images of each class that each client trains on, K x C.  keep_KC: how many real samples of each
+    class each client trains on, K x C; None: all of them.  shared: the images come from one pool, which is made once:
+    image i of a class is the same for all clients, and a client gets the first quota_kc of class c.
+    """
+
+    quota_KC: IntArray
+    keep_KC: IntArray | None = None
+    shared: bool = False
+
+    @property
+    def to_make_KC(self) -> IntArray:
+        """The images that are made: K x C, or 1 x C for a pool, which is as large as any client needs."""
+        return self.quota_KC.max(axis=0, keepdims=True) if self.shared else self.quota_KC
+
+    @property
+    def images(self) -> int:
+        """How many images are made: what a budget counts."""
+        return int(self.to_make_KC.sum())
+
+
+@dataclass(frozen=True)
 class ClientTask:
     """One client's local training in one round.
 
@@ -227,8 +251,10 @@ class ModelState:
 class Synthetic:
     """The synthetic images of all clients.
 
-    refs: one reference into the object store per client that has any; its images are sorted by class, then by index.
+    quota_KC: images of each class that each client has.  refs: one reference into the object store per client that has
+    any; its images are sorted by class, then by index.
     made: how many were generated in this run; the others came from the cache.  examples: a few images and their labels.
+    pool: the images that clients share, sorted likewise, and how many of each class; None where each has its own.
     """
 
     quota_KC: IntArray
@@ -238,3 +264,9 @@ class Synthetic:
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     examples: tuple[ByteArray, IntArray] | None = None
+    pool: tuple[Ref, IntArray] | None = None
+
+    @property
+    def images(self) -> int:
+        """How many different images there are."""
+        return int((self.quota_KC if self.pool is None else self.pool[1]).sum())

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 PARTITION = "partition"  # who owns which sample
 SPLIT = "split"  # train/test split of data sets that have none; subsets
 MODIFIER = "modifier"  # rare clients, label noise, input noise
+KEPT = "kept"  # which real samples a client keeps; keys: client
+QUOTA = "quota"  # random quotas; keys: rounds trained
 COHORT = "cohort"  # keys: round
 MODEL = "model"  # initial parameters
 BATCHES = "batches"  # keys: round, client

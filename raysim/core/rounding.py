@@ -58,6 +58,26 @@ def largest_remainder(weights: IntArray | FloatArray, total: int) -> IntArray:
     return counts.reshape(weights.shape)
 
 
+def largest_remainder_rows(weights_KC: IntArray, total_K: IntArray) -> IntArray:
+    """`largest_remainder` of each row by itself: row k sums to exactly total_K[k]; ties go to the first class.
+
+    weights_KC: integers >= 0, K x C.  No cell grows beyond its weight where total_K[k] is at most the sum of row k.
+    Raises ValueError for a positive total over a row of zeros.
+    """
+    sum_K = weights_KC.sum(axis=1)
+    if (total_K[sum_K == 0] > 0).any():
+        raise ValueError("cannot spread a total over a row that has weight 0")
+    exact = int(weights_KC.max(initial=0)) * int(total_K.max(initial=0)) < 2**62
+    product_KC = weights_KC * total_K[:, None] if exact else weights_KC.astype(object) * total_K[:, None]
+    whole_K1 = np.maximum(sum_K, 1)[:, None]
+    counts_KC: IntArray = (product_KC // whole_K1).astype(np.int64)
+    remainder_KC = (product_KC % whole_K1).astype(np.int64)
+    units_K = total_K - counts_KC.sum(axis=1)
+    rank_KC = np.argsort(np.argsort(-remainder_KC, axis=1, kind="stable"), axis=1)
+    counts_KC += rank_KC < units_K[:, None]
+    return counts_KC
+
+
 def _add_to_first_tied(counts: IntArray, is_tied_V: BoolArray, value_of_cell: IntArray, units: int) -> None:
     """Add 1 to each of the first `units` cells whose value is tied; in slices, so that they are never listed all."""
     for start in range(0, len(counts), _SLICE):

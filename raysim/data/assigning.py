@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from raysim.core import rng
 from raysim.core.errors import UserError
-from raysim.core.records import FloatArray, IntArray, Partition
+from raysim.core.records import BoolArray, FloatArray, IntArray, Partition
 
 
 def from_owners(owner_N: IntArray, rows_N: IntArray, labels_N: IntArray, clients: int, classes: int) -> Partition:
@@ -28,6 +30,34 @@ def from_indices(indices: IntArray, sizes_K: IntArray, labels_N: IntArray, class
         rare_K=np.zeros(clients, dtype=np.bool_),
         noisy_K=np.zeros(clients, dtype=np.bool_),
         input_noise_K=np.zeros(clients, dtype=np.float64),
+    )
+
+
+def keep_samples(partition: Partition, keep_KC: IntArray, seed: int) -> Partition:
+    """The partition in which client k keeps keep_KC[k, c] of its samples labelled c, drawn at random, in their order.
+
+    keep_KC: K x C, at most what there is.  The draw depends on the seed and the client alone, and of two numbers the
+    larger keeps what the smaller one keeps.  Raises UserError for clients that are drawn one by one.
+    """
+    if partition.drawn is not None:
+        raise UserError(
+            f"allocation: real samples of {partition.clients:,} clients that are drawn when they train cannot be left "
+            "out; use a policy that keeps all, or fewer than 100,000 clients"
+        )
+    is_kept: list[BoolArray] = []
+    for k in range(partition.clients):
+        _, labels_N = partition.client(k)
+        order = rng.stream(seed, rng.KEPT, k).permutation(len(labels_N))
+        by_class = order[np.argsort(labels_N[order], kind="stable")]
+        n_C = np.bincount(labels_N, minlength=partition.classes)
+        place_N = np.empty(len(labels_N), dtype=np.int64)  # of each sample among those of its label
+        place_N[by_class] = np.arange(len(labels_N)) - np.repeat(np.cumsum(n_C) - n_C, n_C)
+        is_kept.append(place_N < keep_KC[k, labels_N])
+    kept = np.concatenate(is_kept)
+    sizes_K = np.array([part.sum() for part in is_kept])
+    return replace(
+        partition, indices=partition.indices[kept], labels=partition.labels[kept],
+        offsets_K1=np.concatenate([[0], np.cumsum(sizes_K)]).astype(np.int64),
     )
 
 

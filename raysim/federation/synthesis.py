@@ -11,7 +11,7 @@ from raysim.config.plugin_source import with_source
 from raysim.config.protocols import ImageGenerator
 from raysim.config.registry import resolve
 from raysim.core.files import cannot_write
-from raysim.core.records import ByteArray, Dataset, IntArray, Synthetic, sha256
+from raysim.core.records import Allocation, ByteArray, Dataset, IntArray, Synthetic, sha256
 from raysim.engine.messages import Plugin
 from raysim.engine.object_store import get, put
 from raysim.engine.pool import Pool
@@ -21,6 +21,7 @@ from raysim.generation.image_cache import ImageCache
 if TYPE_CHECKING:
     from raysim.ui.display import Display
 
+POOL = -1  # in place of a client: whose images all clients share
 _FLUSH_S = 2.0  # how much generated work a crash may cost
 _DEFAULT_BATCH = 64
 
@@ -37,20 +38,23 @@ def synthesise(
     pool: Pool,
     generator: Plugin[ImageGenerator],
     dataset: Dataset,
-    quota_KC: IntArray,
+    allocation: Allocation,
     seed: int,
     cache_root: str | None,
     display: "Display",
 ) -> Synthetic:
-    """Make the images of a quota, or take them from the cache, and put them into the object store.
+    """Make the images of an allocation, or take them from the cache, and put them into the object store.
 
     Image i of class c of client k depends on the generator, the seed and (k, c, i) alone, so neither the number of
-    workers nor what was cached changes a pixel.
+    workers nor what was cached changes a pixel.  Images that clients share are made once, for the client POOL.
     """
     began = time.monotonic()
+    quota_KC = allocation.quota_KC
     if not quota_KC.any():
         return Synthetic(quota_KC, {}, sha256(quota_KC, dataset.train_images[:0]))
-    keys_M3 = image_keys(quota_KC)
+    keys_M3 = image_keys(allocation.to_make_KC)
+    if allocation.shared:
+        keys_M3[:, 0] = POOL
     images = np.empty((len(keys_M3), dataset.channels, *dataset.image_size), dtype=np.uint8)
     fingerprint = with_source(generator.name, _fingerprint(pool, generator, dataset))
     keeper = _Keeper.open(cache_root, fingerprint, seed, keys_M3, images)
@@ -58,14 +62,33 @@ def synthesise(
     display.line(keeper.describe(len(missing)))
     _generate(pool, generator, keeper, missing, seed, display)
     pool.tell(lambda actor: actor.release_generator.remote())
-    sizes_K = quota_KC.sum(axis=1)
-    ends = np.cumsum(sizes_K)
-    refs = {k: put(images[ends[k] - n : ends[k]]) for k, n in enumerate(sizes_K.tolist()) if n}
+    pool_ref = put(images) if allocation.shared else None
+    refs = _own(images, quota_KC) if pool_ref is None else _dealt(images, keys_M3, quota_KC, pool_ref)
     notes = resolve("generator", generator.name).notes(dataset, quota_KC, **generator.params)
     return Synthetic(
         quota_KC, refs, sha256(quota_KC, images), len(missing), time.monotonic() - began,
         [*notes, *keeper.notes()], _examples(keys_M3, images),
+        None if pool_ref is None else (pool_ref, allocation.to_make_KC[0]),
     )
+
+
+def _own(images: ByteArray, quota_KC: IntArray) -> dict[int, Any]:
+    """A reference to the images of each client that has any, which are its own."""
+    sizes_K = quota_KC.sum(axis=1)
+    ends = np.cumsum(sizes_K)
+    return {k: put(images[ends[k] - n : ends[k]]) for k, n in enumerate(sizes_K.tolist()) if n}
+
+
+def _dealt(images: ByteArray, keys_M3: IntArray, quota_KC: IntArray, pool_ref: Any) -> dict[int, Any]:
+    """A reference to the images that each client has of the pool; those with equal quotas have the same."""
+    put_already = {quota_KC.max(axis=0).tobytes(): pool_ref}
+    refs = {}
+    for k in np.flatnonzero(quota_KC.any(axis=1)).tolist():
+        quota = quota_KC[k].tobytes()
+        if quota not in put_already:
+            put_already[quota] = put(images[keys_M3[:, 2] < quota_KC[k, keys_M3[:, 1]]])
+        refs[k] = put_already[quota]
+    return refs
 
 
 def _fingerprint(pool: Pool, generator: Plugin[ImageGenerator], dataset: Dataset) -> str:
@@ -147,7 +170,7 @@ def _generate(
     keys_M3 = keeper.keys_M3
     image_seed = resolve("generator", generator.name).image_seed
     items = [
-        Item(rows, len(rows), f"images of client {keys_M3[rows[0], 0]}")
+        Item(rows, len(rows), f"images of client {keys_M3[rows[0], 0]}".replace(f"client {POOL}", "the shared pool"))
         for rows in (missing[i : i + batch] for i in range(0, len(missing), batch))
     ]
 
@@ -177,15 +200,18 @@ def _examples(keys_M3: IntArray, images: ByteArray, per_class: int = 10) -> tupl
 
 
 def sample_of(synthetic: Synthetic, most: int) -> tuple[ByteArray, IntArray]:
-    """At most `most` synthetic images, spread evenly over clients and classes, and their labels.
+    """At most `most` different synthetic images, spread evenly over clients and classes, and their labels.
 
     Raises ValueError where there is none.
     """
-    labels_M = image_keys(synthetic.quota_KC)[:, 1]
+    quota_KC, refs = synthetic.quota_KC, synthetic.refs
+    if synthetic.pool is not None:
+        quota_KC, refs = synthetic.pool[1][None], {0: synthetic.pool[0]}
+    labels_M = image_keys(quota_KC)[:, 1]
     rows = np.unique(np.linspace(0, len(labels_M) - 1, min(most, len(labels_M))).round().astype(np.int64))
-    starts = np.cumsum(synthetic.quota_KC.sum(axis=1)) - synthetic.quota_KC.sum(axis=1)
+    starts = np.cumsum(quota_KC.sum(axis=1)) - quota_KC.sum(axis=1)
     parts = []
-    for k, reference in synthetic.refs.items():
+    for k, reference in refs.items():
         images = get(reference)
         parts.append(images[rows[(rows >= starts[k]) & (rows < starts[k] + len(images))] - starts[k]])
     return np.concatenate(parts), labels_M[rows]

@@ -108,24 +108,27 @@ def _data(dataset: Dataset) -> str:
 
 
 def _clients(config: Config, prepared: Prepared) -> str:
-    sizes_K = prepared.partition.sizes_K
+    sizes_K = prepared.dealt.sizes_K
     alpha = config.partition.params.get("alpha")
     dealt = config.partition.name + ("" if alpha is None else f" with alpha {alpha:g}")
     text = f"{prepared.partition.clients:,}, {dealt}, with {sizes_K.min():,} to {sizes_K.max():,} images each"
-    if prepared.partition.drawn is not None:
+    if prepared.dealt.drawn is not None:
         return text
-    least, middle, most = np.quantile(normalised_entropy_K(prepared.partition.counts_KC), [0, 0.5, 1])
+    least, middle, most = np.quantile(normalised_entropy_K(prepared.dealt.counts_KC), [0, 0.5, 1])
     return f"{text}; label entropy {least:.2f} to {most:.2f}, median {middle:.2f} (0: one class, 1: all alike)"
 
 
 def _images(config: Config, prepared: Prepared) -> str:
-    quota = int(prepared.quota_KC.sum())
-    if not quota:
+    images = prepared.images
+    if not images:
         return "no synthetic image"
-    drawn = prepared.partition.drawn is not None  # whose counts take minutes
-    balance = 0 if drawn else full_balance(prepared.partition.counts_KC)
-    share = f", {quota / balance:.1%} of the {balance:,} of full balance" if balance else ""
-    return f"{quota:,} synthetic by {config.generator.name}, dealt out by {config.allocation.name}{share}"
+    drawn = prepared.dealt.drawn is not None  # whose counts take minutes
+    balance = 0 if drawn else full_balance(prepared.dealt.counts_KC)
+    share = f", {images / balance:.1%} of the {balance:,} of full balance" if balance else ""
+    shared = ", shared by all clients" if prepared.allocation.shared else ""
+    left_out = f"; {prepared.left_out:,} real samples are left out" if prepared.left_out else ""
+    made = f"{images:,} synthetic by {config.generator.name}, dealt out by {config.allocation.name}"
+    return f"{made}{share}{shared}{left_out}"
 
 
 def _training(config: Config) -> str:

@@ -193,8 +193,11 @@ class RunDirectory:
             raise TypeError(f"it holds no JSON object, but {type(content).__name__}")
         return content
 
-    def write_clients(self, partition: Partition, quota_KC: IntArray) -> None:
-        """Write partition and quota for `numpy.load`; nothing for a partition that is drawn client by client."""
+    def write_clients(self, partition: Partition, quota_KC: IntArray, dealt: Partition) -> None:
+        """Write partition and quota for `numpy.load`; nothing for a partition that is drawn client by client.
+
+        partition: the real samples that clients train on.  dealt: all that they own.
+        """
         if partition.drawn is not None:
             return
         arrays = {
@@ -202,6 +205,7 @@ class RunDirectory:
             "offsets": partition.offsets_K1,
             "labels": partition.labels,
             "counts": partition.counts_KC,
+            "dealt": dealt.counts_KC,
             "quota": quota_KC,
             "rare": partition.rare_K,
             "noisy": partition.noisy_K,

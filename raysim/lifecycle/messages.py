@@ -16,13 +16,13 @@ from raysim.ui.display import Display
 def say_plan(display: Display, config: Config, prepared: Prepared) -> None:
     """Show the data, the clients and the images asked for, in a line or two before anything starts."""
     sizes_K = prepared.partition.sizes_K
-    quota = int(prepared.quota_KC.sum())
+    left_out = f", {prepared.left_out:,} real samples left out" if prepared.left_out else ""
     display.line(
         f"{prepared.dataset.name}: {len(prepared.dataset.train_labels_N):,} training images; {config.partition.name}: "
         f"{prepared.partition.clients:,} clients of {sizes_K.min():,} to {sizes_K.max():,}; "
-        f"{config.allocation.name}: {quota:,} synthetic images"
+        f"{config.allocation.name}: {prepared.images:,} synthetic images{left_out}"
     )
-    if not quota and prepared.partition.drawn is None:
+    if not prepared.images and prepared.partition.drawn is None:
         counts_KC = prepared.partition.counts_KC
         display.line(
             f"for comparison: fedeas (beta 12) would ask for {int(fedeas(counts_KC, beta=12.0).sum()):,} images, full "
@@ -47,7 +47,7 @@ def say_start(display: Display, placement: Placement | None, directory: Path, st
 def _shared_bytes(prepared: Prepared) -> tuple[int, int]:
     """(bytes of the data set, bytes of the images to make), which all workers share."""
     dataset = prepared.dataset
-    images = int(prepared.quota_KC.sum()) * dataset.image_bytes
+    images = prepared.images * dataset.image_bytes
     return dataset.nbytes, images
 
 

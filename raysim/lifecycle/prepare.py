@@ -11,20 +11,38 @@ from raysim.config.schema import MODIFIERS, PLUGIN_SECTIONS, Config
 from raysim.core import rng
 from raysim.core.errors import UserError
 from raysim.core.host import physical_bytes
-from raysim.core.records import Dataset, IntArray, Partition
+from raysim.core.records import Allocation, Dataset, IntArray, Partition
+from raysim.data.assigning import keep_samples
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The data set, its partition, and how many synthetic images each client gets of each class.
+    """The data set, its partition, and what the allocation policy makes of it.
 
-    notes: messages about how the data were read.
+    partition: the real samples that clients train on.  dealt: all that they own; the same, unless the policy leaves
+    some out.  notes: messages about how the data were read.
     """
 
     dataset: Dataset
     partition: Partition
-    quota_KC: IntArray
+    allocation: Allocation
+    dealt: Partition
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def quota_KC(self) -> IntArray:
+        """Synthetic images of each class that each client trains on: K x C."""
+        return self.allocation.quota_KC
+
+    @property
+    def images(self) -> int:
+        """How many images are made."""
+        return self.allocation.images
+
+    @property
+    def left_out(self) -> int:
+        """How many real samples the policy leaves out."""
+        return int(self.dealt.offsets_K1[-1] - self.partition.offsets_K1[-1])
 
 
 def load_dataset(config: Config, notes: list[str] | None = None) -> Dataset:
@@ -83,27 +101,29 @@ def _numpy_stream(config: Config) -> np.random.RandomState:
     return rng.numpy_stream(seed)
 
 
-def make_quota(config: Config, partition: Partition) -> IntArray:
-    """Compute the number of synthetic images per client and class: K x C.
+def allocate(config: Config, partition: Partition) -> Allocation:
+    """Ask the allocation policy: how many images each client gets of each class, and which real samples it keeps.
 
     Raises UserError for a client without any sample, real or synthetic.
     """
     if partition.drawn is not None and config.allocation.name == "none" and not config.allocation.params.get("total"):
-        return np.broadcast_to(np.int64(0), (partition.clients, partition.classes))  # an array without memory
+        return Allocation(np.broadcast_to(np.int64(0), (partition.clients, partition.classes)))  # takes no memory
     name = config.allocation.name
     counts_KC = partition.counts_KC
     apart = "" if partition.sizes_K.all() else _left_by_validation(config, int(partition.offsets_K1[-1]))
     try:
-        quota_KC = ask_policy(name, resolve("allocation", name), counts_KC, config.allocation.params)
+        asked = ask_policy(
+            name, resolve("allocation", name), counts_KC, config.allocation.params, given={"seed": config.seed}
+        )
     except UserError as error:
         raise UserError(f"{error}{apart}") from error
-    empty = np.flatnonzero(partition.sizes_K + quota_KC.sum(axis=1) == 0)
+    empty = np.flatnonzero(partition.sizes_K + asked.quota_KC.sum(axis=1) == 0)
     if len(empty):
         raise UserError(
             f"client {empty[0]} has no sample, real or synthetic; raise partition.min_samples or use fewer clients"
             f"{apart}"
         )
-    return quota_KC
+    return asked
 
 
 def named(config: Config) -> dict[str, str]:
@@ -121,10 +141,13 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Prepared:
             f"clients_per_round = {config.clients_per_round}: there are only {partition.clients} clients; "
             f"use at most {partition.clients}, or a fraction such as 1.0"
         )
-    quota_KC = make_quota(config, partition)
-    _check_memory(int(quota_KC.sum()), dataset)
+    allocation = allocate(config, partition)
+    _check_memory(allocation.images, dataset)
     notes += partition_notes(config)
-    return Prepared(dataset, partition, quota_KC, [*notes, *unread_keys(config, dataset, bool(quota_KC.any()))])
+    notes += unread_keys(config, dataset, bool(allocation.images))
+    keep_KC = allocation.keep_KC
+    kept = partition if keep_KC is None else keep_samples(partition, keep_KC, config.partition_seed)
+    return Prepared(dataset, kept, allocation, partition, notes)
 
 
 def unread_keys(config: Config, dataset: Dataset, images: bool) -> list[str]:

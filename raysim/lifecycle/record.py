@@ -87,7 +87,8 @@ class Record:
         try:
             directory.write_json(IDENTITY, identity)
             if is_new:
-                directory.write_clients(experiment.prepared.partition, experiment.prepared.quota_KC)
+                prepared = experiment.prepared
+                directory.write_clients(prepared.partition, prepared.quota_KC, prepared.dealt)
             tracker = start_tracker(
                 mlflow,
                 config.tracking.uri,

@@ -220,7 +220,7 @@ class _Run:
                 pool,
                 plugin("generator", config.generator),
                 prepared.dataset,
-                prepared.quota_KC,
+                prepared.allocation,
                 config.seed,
                 config.output.cache,
                 display,
@@ -243,7 +243,7 @@ class _Run:
             components.optimiser,
             components.privacy,
         )
-        evaluator = Evaluator.of(config, pool, prepared.partition, prepared.dataset)
+        evaluator = Evaluator.of(config, pool, prepared.dealt, prepared.dataset)
         state = server.initial(components.model.state())
         if self.resumed:
             with self.signals.held():
@@ -311,7 +311,7 @@ class _Run:
                 metrics,
                 oui="oui" in components.rule.needs,
                 generator=config.generator.name if prepared.quota_KC.any() else None,
-                shared_budget=config.allocation.params.get("total") is not None,
+                shared_budget=config.allocation.params.get("total") is not None or config.allocation.name == "iid_fill",
             ),
             "run_directory": str(directory.path),
         }

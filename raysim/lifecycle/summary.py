@@ -153,7 +153,7 @@ def accuracy_by_client(metrics: "pd.DataFrame", prepared: Prepared) -> list[floa
     if by_class is None:
         return None
     accuracy_C = np.array([np.nan if a is None else a for a in by_class])
-    a_K = per_client.by_client(per_client.class_counts(prepared.partition, prepared.dataset), accuracy_C)
+    a_K = per_client.by_client(per_client.class_counts(prepared.dealt, prepared.dataset), accuracy_C)
     return [None if np.isnan(a) else float(a) for a in a_K]
 
 
@@ -185,11 +185,12 @@ def summarise(
 ) -> dict[str, Any]:
     """The content of summary.json, without the entries that `lifecycle.runner` adds, such as the status.
 
-    Lists with one entry per client are empty for a partition that is drawn client by client.
+    Lists with one entry per client are empty for a partition that is drawn client by client.  `entropy_K` and
+    `n_synthetic_full_balance` are of all samples that clients own, those that the policy leaves out among them.
     """
     partition = prepared.partition
     C = prepared.dataset.classes
-    counts_KC = partition.counts_KC if partition.drawn is None else np.empty((0, C), dtype=np.int64)
+    counts_KC = prepared.dealt.counts_KC if partition.drawn is None else np.empty((0, C), dtype=np.int64)
     return {
         **accuracy_summary(metrics),
         **accuracy_over_clients(metrics),
@@ -198,7 +199,9 @@ def summarise(
         "rounds": int(metrics["round"].max()),
         "clients": partition.clients,
         "n_real": int(partition.offsets_K1[-1]),
-        "n_synthetic": int(synthetic.quota_KC.sum()),
+        "n_real_left_out": prepared.left_out,
+        "n_synthetic": synthetic.images,
+        "n_synthetic_held": int(synthetic.quota_KC.sum()),
         "n_synthetic_made": synthetic.made,
         "n_synthetic_full_balance": full_balance(counts_KC),
         "images_per_s": synthetic.made / synthetic.seconds if synthetic.seconds else None,

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from raysim.allocation import fedeas_budget, policies
+from raysim.allocation import fedeas_budget, policies, rivals
+from raysim.config.plugin_guard import ask_policy
 from raysim.config.registry import available, check_parameters, resolve
 from raysim.core import rng
 from raysim.core.errors import ConfigError, UserError
@@ -109,15 +110,16 @@ def test_type_and_memory_order_of_the_counts_change_nothing(counts_KC, dtype, or
     if order == "reversed":
         given_KC = given_KC[::-1][::-1]
     for keys in ({"total": total}, {"level": 3} if name == "missing_only" else {}):
-        if name in ("uniform", "size_proportional", "missing_only") and not keys:
+        if name in ("uniform", "size_proportional", "missing_only", "random", "server_pool") and not keys:
             continue
         try:
-            expected_KC = resolve("allocation", name)(counts_KC, **keys)
+            expected = ask_policy(name, resolve("allocation", name), counts_KC, keys)
         except UserError:
             continue  # what cannot be placed cannot be placed in any type
-        quota_KC = resolve("allocation", name)(given_KC, **keys)
-        assert quota_KC.dtype == np.int64 and (quota_KC == expected_KC).all()
-        assert "total" not in keys or quota_KC.sum() == total
+        answer = ask_policy(name, resolve("allocation", name), given_KC, keys)
+        assert answer.quota_KC.dtype == np.int64 and (answer.quota_KC == expected.quota_KC).all()
+        assert (answer.keep_KC is None and expected.keep_KC is None) or (answer.keep_KC == expected.keep_KC).all()
+        assert "total" not in keys or answer.images == total
 
 
 def test_missing_only_places_every_image_on_a_fortran_ordered_array():
@@ -149,13 +151,18 @@ def test_policies_do_not_change_their_input():
 @given(counts_matrices, st.integers(0, 3000), st.sampled_from(sorted(set(available("allocation")) - {"none"})))
 def test_every_policy_meets_an_exact_total_or_says_why_not(counts_KC, total, name):
     try:
-        quota_KC = resolve("allocation", name)(counts_KC, total=total)
+        answer = ask_policy(name, resolve("allocation", name), counts_KC, {"total": total})
     except UserError as error:
-        balanced = (counts_KC == counts_KC.max(axis=1, keepdims=True)).all()
-        nothing_to_place = balanced if name in ("fedeas", "full") else (counts_KC > 0).all()
-        assert nothing_to_place and f"allocation.total = {total}" in str(error)
+        nothing_to_place = {
+            "fedeas": (counts_KC == counts_KC.max(axis=1, keepdims=True)).all(),
+            "full": (counts_KC == counts_KC.max(axis=1, keepdims=True)).all(),
+            "missing_only": (counts_KC > 0).all(),
+            "fbl": rivals.fbl(counts_KC).images < total,
+            "iid_fill": not rivals.iid_fill(counts_KC).any(),
+        }
+        assert nothing_to_place[name] and f"allocation.total = {total}" in str(error)
         return
-    assert quota_KC.sum() == total and (quota_KC >= 0).all() and quota_KC.dtype == np.int64
+    assert answer.images == total and (answer.quota_KC >= 0).all() and answer.quota_KC.dtype == np.int64
 
 
 @quick

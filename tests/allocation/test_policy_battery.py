@@ -11,6 +11,7 @@ from hypothesis.extra.numpy import arrays
 from raysim.config.plugin_guard import ask_policy
 from raysim.config.registry import available, check_parameters, resolve
 from raysim.core.errors import UserError
+from raysim.core.records import Allocation
 
 NAMES = sorted(available("allocation"))
 quick = settings(max_examples=40, deadline=None)
@@ -20,7 +21,7 @@ counts_matrices = st.tuples(st.integers(1, 6), st.integers(1, 5)).flatmap(
 )
 
 
-def quota(name: str, counts_KC: np.ndarray, **keys: Any) -> np.ndarray | None:
+def decided(name: str, counts_KC: np.ndarray, **keys: Any) -> Allocation | None:
     """What a policy answers for its default keys, or for a total of 40 where it needs one; None where it refuses."""
     plugin = resolve("allocation", name)
     for given_keys in (keys, {"total": 40, **keys}):
@@ -39,14 +40,18 @@ def quota(name: str, counts_KC: np.ndarray, **keys: Any) -> np.ndarray | None:
 def test_a_quota_is_whole_numbers_for_every_client_and_class(name, counts_KC):
     """ask_policy refuses all else, and hands out counts that cannot be written to."""
     before = counts_KC.copy()
-    quota_KC = quota(name, counts_KC)
+    answer = decided(name, counts_KC)
     assert (counts_KC == before).all()
-    if quota_KC is None:
+    if answer is None:
         return
+    quota_KC = answer.quota_KC
+    keep_KC = counts_KC if answer.keep_KC is None else answer.keep_KC
     assert quota_KC.dtype == np.int64 and quota_KC.shape == counts_KC.shape and quota_KC.min() >= 0
-    assert (counts_KC.sum(axis=1) + quota_KC.sum(axis=1) > 0).all()  # every client can train
-    again = quota(name, counts_KC)
-    assert again is not None and (again == quota_KC).all()
+    assert keep_KC.min() >= 0 and (keep_KC <= counts_KC).all()
+    assert ((keep_KC + quota_KC).sum(axis=1) > 0).all()  # every client can train
+    again = decided(name, counts_KC)
+    assert again is not None and (again.quota_KC == quota_KC).all()
+    assert (keep_KC == (counts_KC if again.keep_KC is None else again.keep_KC)).all()
 
 
 @every_policy
@@ -54,30 +59,30 @@ def test_a_quota_is_whole_numbers_for_every_client_and_class(name, counts_KC):
 @given(counts_KC=counts_matrices, total=st.integers(0, 5000))
 def test_an_asked_for_total_is_met_exactly(name, counts_KC, total):
     try:
-        quota_KC = ask_policy(name, resolve("allocation", name), counts_KC, {"total": total})
+        answer = ask_policy(name, resolve("allocation", name), counts_KC, {"total": total})
     except UserError as error:
         assert "allocation." in str(error)
         return
-    assert quota_KC.sum() == total and quota_KC.min() >= 0 and quota_KC.dtype == np.int64
+    assert answer.images == total and answer.quota_KC.min() >= 0 and answer.quota_KC.dtype == np.int64
 
 
 @every_policy
 @quick
 @given(counts_KC=counts_matrices, other=st.sampled_from(sorted(set(NAMES) - {"none"})))
 def test_the_total_of_another_policy_is_met_exactly(name, counts_KC, other):
-    wanted = quota(other, counts_KC)
+    wanted = decided(other, counts_KC)
     if wanted is None:
         return
-    total = {"of": other} if resolve("allocation", other).__kwdefaults__["total"] is None else int(wanted.sum())
+    total = {"of": other} if resolve("allocation", other).__kwdefaults__["total"] is None else wanted.images
     try:
-        quota_KC = ask_policy(name, resolve("allocation", name), counts_KC, {"total": total})
+        answer = ask_policy(name, resolve("allocation", name), counts_KC, {"total": total})
     except UserError as error:
         assert "allocation." in str(error)
         return
-    assert quota_KC.sum() in (wanted.sum(), 40)
+    assert answer.images in (wanted.images, 40)
 
 
-@every_policy
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"random"}))  # which draws for each place
 @quick
 @given(counts_KC=counts_matrices, seed=st.integers(0, 99))
 def test_nobody_is_served_by_place(name, counts_KC, seed):
@@ -86,14 +91,21 @@ def test_nobody_is_served_by_place(name, counts_KC, seed):
     clients, classes = (rng.permutation(n) for n in counts_KC.shape)
     plugin = resolve("allocation", name)
     exact: dict[str, Any] = {}
+    if name == "fbl":
+        counts_KC = counts_KC * counts_KC.shape[1]  # every client's number of samples is a multiple of the classes
     if "level" in plugin.__kwdefaults__:
         exact = {"level": 5}
+    elif "per_class" in plugin.__kwdefaults__:
+        exact = {"per_class": 5}
     elif name in ("uniform", "size_proportional"):
         samples = int(counts_KC.sum())
         exact = {"total": counts_KC.size * max(samples, 1)}  # a whole number of images for every cell
     try:
-        straight = plugin(counts_KC, **exact)
-        shuffled = plugin(np.ascontiguousarray(counts_KC[clients][:, classes]), **exact)
+        straight = ask_policy(name, plugin, counts_KC, exact)
+        shuffled = ask_policy(name, plugin, np.ascontiguousarray(counts_KC[clients][:, classes]), exact)
     except UserError:
         return
-    assert (shuffled == straight[clients][:, classes]).all()
+    assert (shuffled.quota_KC == straight.quota_KC[clients][:, classes]).all()
+    assert (shuffled.keep_KC is None) == (straight.keep_KC is None)
+    if shuffled.keep_KC is not None and straight.keep_KC is not None:
+        assert (shuffled.keep_KC == straight.keep_KC[clients][:, classes]).all()

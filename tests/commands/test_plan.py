@@ -74,6 +74,22 @@ def test_the_numbers_of_a_plan_are_those_of_its_definition(tmp_path):
     assert (row["clients_touched"], row["missing_cells"], row["top_20_percent_share"]) == (1, 0, 0.0)
 
 
+def test_a_plan_counts_what_is_left_out_and_a_shared_pool_once(tmp_path, capsys):
+    """Clients (4, 0) and (2, 2). fbl: 2 images for 2 of the 4 samples. A pool of 3 a class: 6 images, 12 held.
+
+    fbl balances both clients without a sample more, so 2 of 8 are synthetic.
+    """
+    result = fixed(tmp_path, [[0, 1, 2, 3], [4, 5, 6, 7]], [6, 2], name="server_pool", per_class=3)
+    rows = as_json(result)["policies"]
+    assert (rows["fbl"]["images"], rows["fbl"]["left_out"], rows["fbl"]["imbalance_removed"]) == (2, 2, 1.0)
+    assert rows["fbl"]["synthetic_share"] == 2 / 8
+    assert (rows["server_pool"]["images"], rows["server_pool"]["synthetic_share"]) == (6, 12 / 20)
+    print_plan(result)
+    shown = capsys.readouterr().out
+    assert "fbl leaves out 2 real samples" in shown
+    assert "server_pool: all clients have the same 6 images, made once" in shown
+
+
 def test_policies_that_need_a_total_get_exactly_that_of_the_configured_one():
     result = planned("allocation.beta=7")
     rows = result.quotas.rows
@@ -104,7 +120,7 @@ def test_balanced_clients_get_no_image_and_nothing_is_removed(tmp_path):
     content = as_json(fixed(tmp_path, [[0, 1, 4, 5], [2, 3, 6, 7]], [4, 4], name="fedeas", beta=50))
     assert content["imbalance"] == content["full_balance"] == 0
     assert {(row["images"], row["imbalance_removed"]) for row in content["policies"].values()} == {(0, 0.0)}
-    assert len(content["policies"]) == 6
+    assert len(content["policies"]) == 10
 
 
 def test_a_policy_that_cannot_be_used_says_why_and_only_the_configured_one_fails():

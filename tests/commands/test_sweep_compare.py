@@ -55,6 +55,14 @@ def test_other_local_steps_are_refused_with_the_cells_and_equal_ones_are_not(tmp
         sweep(path, ["compare=null"])
 
 
+def test_a_policy_that_leaves_samples_out_is_compared_on_the_clients_as_they_were_dealt(tmp_path, small):
+    """fbl adds images and leaves out as many samples, so its clients take as many steps as without images."""
+    with pytest.raises(RayStartedError):
+        sweep(written(tmp_path, small, ["none", {"name": "fbl", "total": 20}], ["equal_images", "equal_steps"], [0]))
+    uneven = [{"name": "fbl", "total": 20}, {"name": "server_pool", "per_class": 3}]
+    assert '20 images: cell "fbl {total: 20}' in refused(written(tmp_path, small, uneven, ["equal_images"], [0]))
+
+
 def test_other_totals_are_refused_and_a_policy_without_images_is_the_reference(tmp_path, small):
     with pytest.raises(RayStartedError):
         sweep(written(tmp_path, small, ["none", *MATCHED], ["equal_images", "equal_epochs"], [0]))

@@ -14,7 +14,9 @@ from raysim.allocation import policies
 from raysim.commands.plan.plan import plan
 from raysim.config.load import load_config
 from raysim.config.plugin_guard import ask_policy, checked_dataset, checked_images, checked_partition
+from raysim.config.registry import resolve
 from raysim.core.errors import RunError, UserError
+from raysim.core.records import Allocation
 from raysim.lifecycle.prepare import load_dataset, make_partition, prepare
 
 LIGHT = ("data", "partition", "allocation")
@@ -97,6 +99,44 @@ def test_an_answer_that_is_no_quota_is_refused_with_what_is_right(answer, said):
     assert "whole numbers >= 0" in text and "shape (2, 2)" in text
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Allocation(COUNTS, COUNTS / 2), "it returned a keep_KC that is an array of float64; a policy must return"),
+        (Allocation(COUNTS, COUNTS[0]), "it returned a keep_KC that is an array of shape (2,)"),
+        (Allocation(None), "it returned a quota_KC that is None"),
+        (Allocation(COUNTS, COUNTS + 1), "it returned a keep_KC of 4 for client 0 and class 0, of which it has 3 real"),
+        (
+            Allocation(np.array([[0, 0], [0, 1]]), np.zeros_like(COUNTS)),
+            "it returned a keep_KC that empties client 0: none of its 3 real samples is kept and it gets no image",
+        ),
+    ],
+)
+def test_what_a_policy_keeps_is_checked(answer, said):
+    with pytest.raises(UserError) as caught:
+        ask_policy("mine:policy", lambda _: answer, COUNTS, {})
+    assert str(caught.value).startswith(f"allocation.name = mine:policy: {said}")
+
+
+def test_a_policy_asks_by_name_and_what_is_not_known_is_refused():
+    """A parameter with a default is optional; keeping everything is the same as not saying so."""
+
+    def asks(counts_KC, seed):
+        return Allocation(counts_KC * seed, counts_KC)
+
+    answer = ask_policy("mine:asks", asks, COUNTS, {}, given={"seed": 3})
+    assert answer.quota_KC.tolist() == (3 * COUNTS).tolist() and answer.keep_KC is None
+    with pytest.raises(UserError, match=r"allocation.name = mine:asks: it asks for seed, not known here"):
+        ask_policy("mine:asks", asks, COUNTS, {})
+
+
+def test_a_policy_that_asks_for_what_there_is_not_is_no_plug_in(tmp_path, monkeypatch):
+    (tmp_path / "asking_policy.py").write_text("def p(counts_KC, seeds, *, total=None):\n    return counts_KC\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(LookupError, match=r"it asks for seeds; did you mean 'seed'\? a policy may ask for seed"):
+        resolve("allocation", "asking_policy:p")
+
+
 def test_a_policy_that_leaves_python_is_named():
     def leaves(_):
         raise SystemExit(3)
@@ -136,7 +176,7 @@ def test_images_that_no_memory_could_hold_are_refused_with_the_arithmetic():
 
 
 def test_a_quota_of_small_integers_counts_as_whole_numbers():
-    quota_KC = ask_policy("mine:policy", lambda _: np.ones((2, 2), np.uint8), COUNTS, {})
+    quota_KC = ask_policy("mine:policy", lambda _: np.ones((2, 2), np.uint8), COUNTS, {}).quota_KC
     assert quota_KC.dtype == np.int64 and quota_KC.tolist() == [[1, 1], [1, 1]]
 
 

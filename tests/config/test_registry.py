@@ -97,7 +97,7 @@ def test_listing_loads_no_plugin_module():
 
 def test_an_unknown_name_fails_with_the_known_ones_and_the_nearest():
     problem = check_name("allocation", "fedes")
-    assert problem is not None and problem.startswith("no such name; did you mean 'fedeas'? known: fedeas, full,")
+    assert problem is not None and problem.startswith("no such name; did you mean 'fedeas'? known: fbl, fedeas, full,")
     assert problem.endswith("or package.module:attribute")
     assert "did you mean" not in str(check_name("model", "transformer"))
     with pytest.raises(LookupError, match="did you mean 'fedeas'"):

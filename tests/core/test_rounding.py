@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from raysim.core.rounding import even_over_classes, floor_count, fraction_of, largest_remainder, split_evenly
+from raysim.core.rounding import (
+    even_over_classes,
+    floor_count,
+    fraction_of,
+    largest_remainder,
+    largest_remainder_rows,
+    split_evenly,
+)
 
 quick = settings(max_examples=60, deadline=None)
 
@@ -29,6 +36,19 @@ def test_largest_remainder_breaks_ties_in_cell_order():
     assert largest_remainder(np.full(3, 1 / 3), 4).tolist() == [2, 1, 1]
     with pytest.raises(ValueError, match="weight 0"):
         largest_remainder(np.zeros(3), 1)
+
+
+@quick
+@given(arrays(np.int64, st.tuples(st.integers(1, 5), st.integers(1, 6)), elements=st.integers(0, 9)), st.floats(0, 1))
+def test_rows_are_rounded_like_arrays_of_their_own(weights_KC, share):
+    total_K = (share * weights_KC.sum(axis=1)).astype(np.int64)
+    counts_KC = largest_remainder_rows(weights_KC, total_K)
+    rows = [largest_remainder(w, int(n)).tolist() for w, n in zip(weights_KC, total_K, strict=True)]
+    assert counts_KC.tolist() == rows
+    assert (counts_KC <= weights_KC).all()
+    assert largest_remainder_rows(weights_KC * 2**40, total_K).tolist() == counts_KC.tolist()
+    with pytest.raises(ValueError, match="weight 0"):
+        largest_remainder_rows(np.zeros((1, 2), np.int64), np.array([1]))
 
 
 def test_largest_remainder_is_exact_beyond_64_bits():

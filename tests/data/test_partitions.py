@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from raysim.config.registry import available, check_parameters, resolve
 from raysim.core import rng
 from raysim.core.errors import UserError
 from raysim.data import partitions as kinds
-from raysim.data.assigning import cut_counts
+from raysim.data.assigning import cut_counts, keep_samples
 from raysim.data.partitions import dirichlet, dirichlet_balanced, dirichlet_client, labels_per_client, shards
 
 CIFAR10_LABELS = np.repeat(np.arange(10), 5000)
@@ -28,6 +29,37 @@ DIRICHLET = sorted(name for name in available("partition") if name.startswith("d
 
 def make(name: str, labels_N: np.ndarray, classes: int, seed: int = 0, **keys):
     return resolve("partition", name)(labels_N, classes, rng.stream(seed, rng.PARTITION), **keys)
+
+
+# --- what is kept of a partition
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
+def test_so_many_samples_are_kept_of_each_class_and_more_keep_those_that_fewer_keep(one, other, seed):
+    owned = make("dirichlet", MIXED_LABELS, 5, seed, clients=6, alpha=1.0)
+    kept = {}
+    for share in sorted((one, other)):
+        keep_KC = np.floor(share * owned.counts_KC).astype(np.int64)
+        part = keep_samples(owned, keep_KC, seed)
+        assert (part.counts_KC == keep_KC).all() and (part.labels == MIXED_LABELS[part.indices]).all()
+        kept[share] = [part.client(k)[0].tolist() for k in range(6)]
+        for k in range(6):
+            rows = owned.client(k)[0].tolist()
+            assert kept[share][k] == [row for row in rows if row in set(kept[share][k])]  # in the order before
+    for fewer, more in zip(kept[min(kept)], kept[max(kept)], strict=True):
+        assert set(fewer) <= set(more)
+    assert keep_samples(owned, owned.counts_KC, seed).sha256() == owned.sha256()
+
+
+def test_other_seeds_keep_other_samples_and_clients_drawn_one_by_one_keep_all():
+    owned = make("dirichlet", MIXED_LABELS, 5, clients=2, alpha=9.0)
+    half_KC = owned.counts_KC // 2
+    assert keep_samples(owned, half_KC, 1).indices.tolist() != keep_samples(owned, half_KC, 2).indices.tolist()
+    drawn = make("dirichlet_client", MIXED_LABELS, 5, clients=3, alpha=1.0)
+    drawn = replace(drawn, drawn=lambda client: (np.array([client]), np.array([0])))
+    with pytest.raises(UserError, match=r"3 clients that are drawn when they train cannot be left out"):
+        keep_samples(drawn, drawn.counts_KC // 2, 0)
 
 
 # --- every kind

@@ -1,5 +1,6 @@
 """What a run says before it starts about its memory and its store."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from raysim.config.load import load_config
+from raysim.core.records import Allocation
 from raysim.lifecycle import messages
 from raysim.lifecycle.directory import folder_name
 from raysim.lifecycle.prepare import Prepared, prepare
@@ -19,7 +21,7 @@ def prepared(small: dict[str, Any]) -> Prepared:
     found = prepare(load_config(small))
     quota_KC = np.zeros_like(found.quota_KC)
     quota_KC[0, 0] = 1000
-    return Prepared(found.dataset, found.partition, quota_KC)
+    return replace(found, allocation=Allocation(quota_KC))
 
 
 @pytest.mark.parametrize("free", [89_600, None])

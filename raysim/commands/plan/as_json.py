@@ -48,6 +48,7 @@ def _policy_json(planned: Plan, row: PolicyPlan) -> PlainDict:
     speed = planned.speed
     return {
         "images": row.images,
+        "left_out": row.left_out,
         "imbalance_removed": row.removed,
         "synthetic_share": row.synthetic_share,
         "of_full_balance": row.of_full_frac,

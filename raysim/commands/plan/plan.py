@@ -18,7 +18,7 @@ from raysim.config.registry import available, check_name, check_parameters, para
 from raysim.config.schema import Config
 from raysim.core.errors import UserError
 from raysim.core.plain import PlainDict, PlainMapping
-from raysim.core.records import Dataset, FloatArray, IntArray, Partition
+from raysim.core.records import Allocation, Dataset, FloatArray, IntArray, Partition
 from raysim.federation.cohort import cohort_size
 from raysim.lifecycle.figures import lorenz_curves
 from raysim.lifecycle.prepare import load_dataset, make_partition, partition_notes, unread_data_keys
@@ -35,8 +35,9 @@ class PolicyPlan:
 
     images: how many it would make.  of_full_frac: images as a fraction of what full class balancing takes.
     removed: fraction of the imbalance removed.  touched: clients that get images.  missing: empty (client, class) cells
-    left.  matched: it was asked for the total of the reference policy, because it needs a total and none was given.
-    problem: why it cannot be used; the quota is then all zero.
+    left.  after_KC: what clients then train on, real and synthetic.  left_out: real samples that it leaves out.
+    shared: whether all clients have the same images.  matched: it was asked for the total of the reference policy,
+    because it needs a total and none was given.  problem: why it cannot be used; the quota is then all zero.
     """
 
     name: str
@@ -48,6 +49,9 @@ class PolicyPlan:
     touched: int
     missing: int
     top_share: float
+    after_KC: IntArray
+    left_out: int = 0
+    shared: bool = False
     matched: bool = False
     problem: str = ""
 
@@ -114,7 +118,7 @@ class Plan:
         return part * float(local_steps(self.config, self._sizes_K(row)).sum())
 
     def _sizes_K(self, row: PolicyPlan) -> IntArray:
-        sizes_K: IntArray = (self.counts_KC + row.quota_KC).sum(axis=1)
+        sizes_K: IntArray = row.after_KC.sum(axis=1)
         return sizes_K
 
     def check(self) -> None:
@@ -166,41 +170,44 @@ def plan(
 def plan_policies(config: Config, counts_KC: IntArray, names: Sequence[str]) -> Quotas:
     """Plan every named policy on these counts; those that need a total get that of the configured policy."""
     own = config.allocation
-    rows = {own.name: _row(own.name, counts_KC, own.params)}
+    rows = {own.name: _row(own.name, counts_KC, own.params, config.seed)}
     reference = rows[own.name]
     if not reference.images and own.name != "fedeas":
-        reference = rows["fedeas"] if "fedeas" in rows else _row("fedeas", counts_KC, {})
+        reference = rows["fedeas"] if "fedeas" in rows else _row("fedeas", counts_KC, {}, config.seed)
     for name in names:
         if name not in rows:
-            row = _row(name, counts_KC, {})
+            row = _row(name, counts_KC, {}, config.seed)
             takes_total = "total" in parameters(resolve("allocation", name)).model_fields
             if row.problem and takes_total and not reference.problem:
-                row = _row(name, counts_KC, {"total": reference.images}, matched=True)
+                row = _row(name, counts_KC, {"total": reference.images}, config.seed, matched=True)
             rows[name] = row
     return Quotas({name: rows[name] for name in names}, reference.name)
 
 
-def _row(name: str, counts_KC: IntArray, params: PlainDict, matched: bool = False) -> PolicyPlan:
-    quota_KC = np.zeros_like(counts_KC)
+def _row(name: str, counts_KC: IntArray, params: PlainDict, seed: int, matched: bool = False) -> PolicyPlan:
+    asked = Allocation(np.zeros_like(counts_KC))
     problem = ""
     try:
         policy = resolve("allocation", name)
         checked, problems = check_parameters(policy, params, "allocation")
         if problems:
             raise UserError("; ".join(problems))
-        quota_KC = ask_policy(name, policy, counts_KC, checked)
+        asked = ask_policy(name, policy, counts_KC, checked, given={"seed": seed})
     except UserError as error:
         problem = str(error)
-    after_KC = counts_KC + quota_KC
-    images = int(quota_KC.sum())
+    real_KC = counts_KC if asked.keep_KC is None else asked.keep_KC
+    after_KC = real_KC + asked.quota_KC
     return PolicyPlan(
-        name, quota_KC, images,
-        of_full_frac=images / max(full_balance(counts_KC), 1),
-        synthetic_share=images / max(int(after_KC.sum()), 1),
+        name, asked.quota_KC, asked.images,
+        of_full_frac=asked.images / max(full_balance(counts_KC), 1),
+        synthetic_share=int(asked.quota_KC.sum()) / max(int(after_KC.sum()), 1),
         removed=removed_fraction(counts_KC, after_KC),
-        touched=int((quota_KC.sum(axis=1) > 0).sum()),
+        touched=int((asked.quota_KC.sum(axis=1) > 0).sum()),
         missing=int(missing_cells(after_KC).sum()),
         top_share=top_share(contributions_K(after_KC)),
+        after_KC=after_KC,
+        left_out=int((counts_KC - real_KC).sum()),
+        shared=asked.shared,
         matched=matched,
         problem=problem,
     )
@@ -253,10 +260,12 @@ def draw(planned: Plan, folder: str | Path) -> list[Path]:
     usable = [row for row in planned.quotas.rows.values() if row.images]
     names = planned.dataset.class_names
     paths = [
-        plots.client_counts(counts_KC, row.quota_KC, names, target / f"counts_{_slug(row.name)}.png", row.name)
+        plots.client_counts(
+            row.after_KC - row.quota_KC, row.quota_KC, names, target / f"counts_{_slug(row.name)}.png", row.name
+        )
         for row in usable
     ]
-    after = {f"with {row.name}": counts_KC + row.quota_KC for row in usable}
+    after = {f"with {row.name}": row.after_KC for row in usable}
     paths.append(plots.lorenz(lorenz_curves({"real samples": counts_KC, **after}), target / "lorenz.png"))
     columns = np.array([[row.images, row.removed, row.beta] for row in planned.betas]).T
     paths.append(plots.budget_curve(columns[0], columns[1], columns[2], target / "budget.png"))

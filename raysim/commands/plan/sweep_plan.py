@@ -106,7 +106,7 @@ def plan_sweep(
         part = cohort_size(config.clients_per_round, len(sizes_K)) / len(sizes_K)
         cells.append(
             CellPlan(
-                cell.name, int(prepared.quota_KC.sum()), new, part * float(local_steps(config, sizes_K).sum()),
+                cell.name, prepared.images, new, part * float(local_steps(config, sizes_K).sum()),
                 (speed.seconds(new) if speed else 0.0 if measure_speed else None),
                 training.seconds(config, dataset, sizes_K) if training else None,
             )
@@ -146,8 +146,8 @@ def print_sweep_plan(planned: SweepPlan, stream: TextIO | None = None) -> None:
 
 def _new_images(config: Config, prepared: Prepared, made: dict[str, IntArray]) -> int:
     """How many images of a run no run before it has made; `made`, by generator and seed, takes them in."""
-    quota_KC = prepared.quota_KC
-    key = _key(config, "generator", "data", seed=config.seed)
+    quota_KC = prepared.allocation.to_make_KC
+    key = f"{_key(config, 'generator', 'data', seed=config.seed)}{' pool' * prepared.allocation.shared}"
     before_KC = made.get(key, np.zeros((0, quota_KC.shape[1]), dtype=np.int64))
     K = max(len(before_KC), len(quota_KC))
     before_KC, wanted_KC = (np.pad(a, ((0, K - len(a)), (0, 0))) for a in (before_KC, quota_KC))

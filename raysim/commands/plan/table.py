@@ -148,6 +148,8 @@ def _policy_notes(planned: Plan) -> list[str]:
     notes = [f"{row.name} cannot be used here: {row.problem}" for row in rows if row.problem]
     if any(row.matched for row in rows):
         notes.append(f"* needs a total: asked for that of {planned.quotas.reference}")
+    notes += [f"{row.name} leaves out {row.left_out:,} real samples" for row in rows if row.left_out]
+    notes += [f"{row.name}: all clients have the same {row.images:,} images, made once" for row in rows if row.shared]
     notes.append("empty cells: (client, class) pairs that stay without a sample")
     if planned.speed is not None:
         notes.append(planned.speed.note)

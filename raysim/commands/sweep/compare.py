@@ -30,7 +30,7 @@ class Comparison:
         """Take in a cell; cells are compared with those on the same clients and with the same seed."""
         if not self.kinds:
             return
-        clients = prepared.partition.sha256(), cell.config.seed
+        clients = prepared.dealt.sha256(), cell.config.seed
         work = _work(cell.config, prepared)
         for kind in self.kinds:
             if work[kind]:
@@ -53,7 +53,7 @@ def _work(config: Config, prepared: Prepared) -> dict[str, str]:
 
     A cell that makes no image is the reference of any budget.
     """
-    images = int(prepared.quota_KC.sum())
+    images = prepared.images
     steps_K = local_steps(config, prepared.partition.sizes_K + prepared.quota_KC.sum(axis=1))
     epochs = config.local.params.get("epochs")
     steps = config.local.params.get("steps")

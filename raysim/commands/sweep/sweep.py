@@ -359,7 +359,7 @@ def _check(grid: Grid, inputs: _Inputs, index: RunIndex) -> list[_Task]:
 
 def _task(cell: Cell, prepared: Prepared, inputs: _Inputs, index: RunIndex) -> _Task:
     """Search the runs of a cell's configuration, the newest first, for one to reuse or to go on with."""
-    task = _Task(cell, int(prepared.quota_KC.sum()))
+    task = _Task(cell, prepared.images)
     rounds = cell.config.rounds
     identity = inputs.identity(cell, prepared)
     for run in index.of(identity.config):
