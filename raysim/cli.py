@@ -380,9 +380,10 @@ def _say_how_keys_are_set(error: click.NoSuchOption) -> None:
 
 def _told(error: RunError | OSError) -> str:
     """The message of an error; of one of the system's, the file and the cause, and what helps where a disk is full."""
-    if not isinstance(error, OSError) or not error.filename:
+    if not isinstance(error, OSError) or error.errno is None:
         return str(error)
-    return f"{error.filename}: {error.strerror}{'; free space there' if error.errno == errno.ENOSPC else ''}"
+    place = error.filename or "the output cannot be written"
+    return f"{place}: {error.strerror}{'; free space there' if error.errno == errno.ENOSPC else ''}"
 
 
 def _say(text: str) -> None:
@@ -392,6 +393,11 @@ def _say(text: str) -> None:
 
 def main() -> NoReturn:
     """Run a command; 0: success, 1: a run that failed, 2: input that cannot work, 130: interrupted."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # found out here, because libraries end the process without a word that helps
+        _say("error: the working directory is gone; change to one that exists")
+        sys.exit(2)
     try:
         with Signals():  # from the first moment on; a run listens anew
             commands(prog_name="raysim", standalone_mode=False)

@@ -5,6 +5,7 @@ import resource
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -248,3 +249,15 @@ def test_init_copies_the_examples_once_and_spares_what_was_changed(monkeypatch, 
     code, _, error = call(monkeypatch, capsys, "init")
     assert code == 2 and "quickstart.yaml" in error and mine.read_text() == "rounds: 3"
     assert (tmp_path / "experiments/generators/digits.yaml").is_file()
+
+
+def test_output_that_cannot_be_written_and_a_working_directory_that_is_gone_are_named(tmp_path):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "raysim", "list"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: the output cannot be written: No space left on device; free space there\n"
+    script = "import os, sys; from raysim.cli import main; os.rmdir(os.getcwd()); sys.argv = ['raysim', 'list']; main()"
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path / "gone", capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "error: the working directory is gone; change to one that exists\n"

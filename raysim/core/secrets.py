@@ -23,6 +23,10 @@ _ASSIGNMENT = re.compile(rf"((?:{_SECRET})\s*=\s*){_VALUE}", re.IGNORECASE)
 _ENTRY = re.compile(  # of a mapping, as YAML, JSON or Python writes it
     rf"((?:^|[{{,])\s*(['\"]?)(?:[\w.-]*[_.-])?(?:{_SECRET})\2\s*:\s+){_VALUE}", re.IGNORECASE | re.MULTILINE
 )
+_HEADER = re.compile(  # what follows is a token where it has a digit or is longer than words are
+    r"(\b(?:bearer|authorization['\"]?\s*[:=]\s*['\"]?(?:basic|token))\s+)(?=[^\s'\",;]*\d|[^\s'\",;]{20})[^\s'\",;]{8,}",
+    re.IGNORECASE,
+)
 _SECRET_KEY = re.compile(rf"(?:^|[\W_])(?:{_SECRET})$", re.IGNORECASE)
 _PASSWORD_KEY = re.compile(r"(?:^|[\W_])(?:password|passwd|pwd)$", re.IGNORECASE)  # a number under it is one, too
 
@@ -30,15 +34,16 @@ _PASSWORD_KEY = re.compile(r"(?:^|[\W_])(?:password|passwd|pwd)$", re.IGNORECASE
 def without_secrets(text: str, address: str = "") -> str:
     """A text with the logins, passwords and tokens of the addresses in it, and of what is called so, masked as `***`.
 
-    `https://TOKEN@host`, `s3://KEY:SECRET@bucket`, `https://host?token=T`, `password=P` and `{password: P}` lose what
-    is secret; in the address of a database, the name of the user stays.  A password in an address may hold any
-    character, so a login reaches to the last @ of its word.  Masking twice changes nothing.
+    `https://TOKEN@host`, `s3://KEY:SECRET@bucket`, `https://host?token=T`, `password=P`, `{password: P}` and
+    `Authorization: Bearer T` lose what is secret; in the address of a database, the name of the user stays.  A
+    password in an address may hold any character, so a login reaches to the last @ of its word.  Masking twice
+    changes nothing.
     address: whose secrets are masked wherever they stand in the text, as a library's message may take it apart.
     """
     for secret in _secrets_of(address):
         text = text.replace(secret, MASK)
     text = _ASSIGNMENT.sub(rf"\1{MASK}", _ADDRESS.sub(_masked, text))
-    return _ENTRY.sub(rf"\1{MASK}", text)
+    return _HEADER.sub(rf"\1{MASK}", _ENTRY.sub(rf"\1{MASK}", text))
 
 
 def plain_without_secrets(value: Plain) -> Plain:

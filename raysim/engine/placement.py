@@ -112,6 +112,18 @@ def place_here(resources: Resources) -> Placement:
     )
 
 
+def crowding(placement: Placement, resources: Resources, node: Node) -> list[str]:
+    """A note, where the workers of a Ray on this node compute with more threads than it has cores; else none."""
+    threads = placement.workers * resources.threads_per_worker
+    if threads <= node.cpus:
+        return []
+    workers = min(placement.workers, node.cpus)
+    return [
+        f"resources: {placement.workers} workers of {resources.threads_per_worker} threads each share {node.cpus} "
+        f"cores, which is slower than workers={workers} threads_per_worker={node.cpus // workers}"
+    ]
+
+
 def _on_cpus(
     nodes: Sequence[Node], workers: Literal["auto"] | int, threads: int, more_than_cores: bool
 ) -> Placement:

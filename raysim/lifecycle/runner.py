@@ -17,6 +17,7 @@ from raysim.core.secrets import plain_without_secrets
 from raysim.core.signals import Signals
 from raysim.engine.background_start import BackgroundStart
 from raysim.engine.liveness import cause_of
+from raysim.engine.placement import crowding, local_node
 from raysim.engine.session import Session, starts_here
 from raysim.federation.evaluator import Evaluator
 from raysim.federation.server import RoundResult, Server
@@ -81,6 +82,8 @@ def run_experiment(
         experiment = Experiment.prepare(config, name, dataset)
         say_plan(display, config, experiment.prepared)
         notes = [*experiment.prepared.notes, *experiment.components.notes]
+        if experiment.placement is not None and starts_here(config.resources):
+            notes += crowding(experiment.placement, config.resources, local_node())
         for note in notes:
             display.line(f"note: {note}")
         changes: list[str] = []

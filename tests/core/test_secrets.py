@@ -50,6 +50,15 @@ def test_what_holds_no_secret_stays(text: str):
     assert not is_masked(text)
 
 
+@pytest.mark.parametrize("header", ["Authorization: Bearer {}", "'Authorization': 'Basic {}'", "bearer {}"])
+def test_a_token_in_a_header_is_masked_and_words_stay(header: str):
+    text = f"401 for {header.format('eyJhbGciOiJIUzI1NiJ9.e30')}, as sent"
+    assert without_secrets(text) == f"401 for {header.format('***')}, as sent" == without_secrets(without_secrets(text))
+    assert without_secrets("a bearer certificate, authorization: basic knowledge") == (
+        "a bearer certificate, authorization: basic knowledge"
+    )
+
+
 def test_a_password_with_spaces_is_masked_where_the_address_stands_alone():
     assert plain_without_secrets("postgresql://me:two words@host/db") == "postgresql://me:***@host/db"
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from raysim.config.schema import Resources
 from raysim.core.errors import UserError
-from raysim.engine.placement import Node, Placement, place
+from raysim.engine.placement import Node, Placement, crowding, place
 
 TWO_GPUS = [Node("here", 16, 2)]
 NO_GPU = [Node("here", 4, 0)]
@@ -117,3 +118,10 @@ def test_cpu_workers_that_the_memory_cannot_hold_are_refused_with_the_arithmetic
         place(here, 100, 0, more_than_cores=True)
     assert place([Node("many", 64, 0, memory_bytes=10_000_000_000)], 64, 0, more_than_cores=True).workers == 64
     assert place([Node("unknown", 2, 0)], 100, 0, more_than_cores=True).workers == 100
+
+
+def test_more_threads_than_cores_are_said_with_the_numbers_that_fit():
+    """7 threads for each of 2 workers on 2 cores; one thread for each of 2 workers on 5 cores fits."""
+    (note,) = crowding(Placement(2, 0.0), Resources(threads_per_worker=7), Node("this machine", 2, 0))
+    assert "2 workers of 7 threads each share 2 cores" in note and "workers=2 threads_per_worker=1" in note
+    assert crowding(Placement(2, 0.0), Resources(threads_per_worker=1), Node("this machine", 5, 0)) == []
