@@ -121,22 +121,34 @@ def _read_folders(roots: list[Path], class_names: list[str], reader: Reader, req
             labels += [label] * len(found)
     where = " and ".join(str(root.absolute()) for root in roots)
     if not paths:
-        raise UserError(f"data.path: no image in the class folders of {where}; put PNG or JPEG files there")
+        raise UserError(
+            f"data.path: no image in the class folders of {where}{_unread(others, '; put PNG or JPEG files there')}"
+        )
     empty = sorted(set(range(len(class_names))) - set(labels))
     if empty and required:
         folder = (roots[0] / class_names[empty[0]]).absolute()
+        there: Counter[str] = Counter()
+        images_in(folder, there)
         raise UserError(
-            f"data.path: the class folder {folder} holds no image; put images there, remove it, or name the classes "
-            "with data.classes"
+            f"data.path: the class folder {folder} holds no image{_unread(there, '; put images there')}, remove it, or "
+            "name the classes with data.classes"
         )
     if others:
-        counted = ", ".join(f"{count} {suffix}" for suffix, count in sorted(others.items()))
-        reader.notes.append(f"files in {where} of types that are not read: {counted}")
+        reader.notes.append(f"files in {where} of types that are not read: {_counted(others)}")
     images = reader.decoded(
         lambda: (hashlib.sha256(read_bytes(file)).digest() for file in paths),
         lambda: decode_images(len(paths), lambda i: read_bytes(paths[i]), lambda i: f"data.path: {paths[i]}"),
     )
     return images, np.array(labels, dtype=np.int64)
+
+
+def _counted(others: Counter[str]) -> str:
+    return ", ".join(f"{count} {suffix}" for suffix, count in sorted(others.items()))
+
+
+def _unread(others: Counter[str], remedy: str) -> str:
+    """For a message about a lack of images: what is there in their place, with its remedy; else `remedy`."""
+    return f", but {_counted(others)}, which are not read; convert these to PNG or JPEG" if others else remedy
 
 
 def _note_beside(root: Path, notes: list[str]) -> None:

@@ -510,3 +510,16 @@ def test_an_empty_class_folder_is_named(tmp_path):
         Image.fromarray(np.full((4, 4), i, np.uint8)).save(tmp_path / "cat" / f"{i}.png")
     with pytest.raises(UserError, match=rf"the class folder {tmp_path}/dog holds no image"):
         image_folder(path=str(tmp_path))
+
+
+@pytest.mark.parametrize("classes", [["cat"], ["cat", "dog"]])
+def test_class_folders_of_files_that_are_not_read_say_what_they_hold(tmp_path, classes):
+    """The last of the classes has photographs in a phone's format, and only these."""
+    for name in classes:
+        (tmp_path / name).mkdir()
+        for i in range(3):
+            Image.fromarray(np.full((4, 4), i, np.uint8)).save(tmp_path / name / f"{i}.png")
+    for file in (tmp_path / classes[-1]).iterdir():
+        file.rename(file.with_suffix(".HEIC"))
+    with pytest.raises(UserError, match=r"but 3 \.heic, which are not read; convert these to PNG or JPEG"):
+        image_folder(path=str(tmp_path), classes=classes)
