@@ -228,7 +228,7 @@ class Output(_Base):
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     """How many of the newest checkpoints are kept."""
     quality: bool = False
-    """Measure the synthetic images (takes a minute): what a classifier learns from them, whether any is a copy."""
+    """Measure the synthetic images (takes a minute): what is learned from them, their spread, whether any is a copy."""
     mirror: str | None = None
     """Where each run's folder is copied, such as s3://BUCKET/PREFIX or a folder that outlives this machine: what has
     changed, at every checkpoint; --resume fetches a run from there that is not in `dir`.  null: nowhere."""

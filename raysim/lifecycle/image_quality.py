@@ -16,9 +16,10 @@ MOST_IMAGES = 2000  # enough for two digits of every rate
 def measure_run(
     dataset: Dataset, synthetic: Synthetic, seed: int, directory: RunDirectory, display: "Display"
 ) -> dict[str, Any] | None:
-    """Measure the quality, write quality.json and figures/real_and_synthetic.png, print the table; returns the quality.
+    """Measure the quality, write quality.json and figures, print the table; returns the quality.
 
-    None where a run has no synthetic or no test images.
+    The figures: quality.png, and, where the images can be drawn, real_and_synthetic.png and nearest_pairs.png.  None
+    where a run has no synthetic or no test images.
     At most MOST_IMAGES of the run's images are used, spread evenly over clients and classes; the real images that
     they are compared with are of the same classes in the same numbers.
     """
@@ -26,14 +27,21 @@ def measure_run(
         return None
     from raysim.generation.quality import measure, table
     from raysim.ui import plots
+    from raysim.ui.quality_plots import nearest_pairs, quality_figure
 
     images, labels_M = sample_of(synthetic, MOST_IMAGES)
     display.line(f"quality: two classifiers are trained to judge {len(images):,} of the images, a minute or more ...")
     quality = measure(dataset, images, labels_M, seed)
     directory.write_json("quality.json", quality)
+    figure = directory.figures / "quality.png"
+    with disk_errors(figure):
+        quality_figure(quality, figure)
     if dataset.channels in (1, 3):
         real = dataset.train_images, dataset.train_labels_N
         path = directory.figures / "real_and_synthetic.png"
+        pairs = directory.figures / "nearest_pairs.png"
+        with disk_errors(pairs):
+            nearest_pairs(images, dataset.train_images, quality["distance"]["closest"], pairs)
         with disk_errors(path):
             plots.comparison_grid(real, (images, labels_M), dataset.class_names, path)
     for line in table(quality):

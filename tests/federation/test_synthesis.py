@@ -302,4 +302,4 @@ def test_shared_images_are_not_changed_by_training_and_their_quality_can_be_meas
     measured = measure_run(digits(), synthetic, 0, directory, Display(live=False))
     assert measured is not None and measured["images"] == len(images)
     assert directory.read_json("quality.json") == measured
-    assert (directory.figures / "real_and_synthetic.png").exists()
+    assert (directory.figures / "real_and_synthetic.png").exists() and (directory.figures / "quality.png").exists()

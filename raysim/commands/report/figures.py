@@ -30,6 +30,8 @@ CAPTIONS = {
     "time": "Where the time went.",
     "synthetic": "Synthetic images.",
     "real_and_synthetic": "Real and synthetic images.",
+    "nearest_pairs": "The synthetic images nearest to training images, each above its own.",
+    "quality": "Quality of the synthetic images: what is learned from them, whether they are copies, how they spread.",
     "oui_fit": "OUIs of the last round, the distribution fitted to them, and the score of each client.",
     "oui_by_client": "OUI of each client by round.",
     "oui_weight": "How much an update counted, against its OUI.",
