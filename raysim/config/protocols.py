@@ -137,6 +137,15 @@ class ImageGenerator(Protocol):
         """A text that changes with everything that changes a pixel, such as weights and keys; the cache's key."""
         ...
 
+    def memory_bytes(self) -> int:
+        """The memory that each worker needs to load the generator, in bytes; 0, the default, for little."""
+        return 0
+
+    @staticmethod
+    def images_per_call(*args: Any, **keys: Any) -> int:  # noqa: ARG004
+        """How many images a worker is asked for at once, from the keys; by default `batch_size`, or else 64."""
+        return int(keys.get("batch_size") or 64)
+
     @staticmethod
     def image_seed(seed: int, client: int, class_: int, index: int) -> int:
         """The seed of image `index` of a class on a client, 0 <= seed < 2^63; by default, one that no other has.

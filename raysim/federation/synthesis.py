@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 POOL = -1  # in place of a client: whose images all clients share
 _FLUSH_S = 2.0  # how much generated work a crash may cost
-_DEFAULT_BATCH = 64
 
 
 def image_keys(quota_KC: IntArray) -> IntArray:
@@ -166,9 +165,10 @@ class _Keeper:
 def _generate(
     pool: Pool, generator: Plugin[ImageGenerator], keeper: _Keeper, missing: IntArray, seed: int, display: "Display"
 ) -> None:
-    batch = int(generator.params.get("batch_size", _DEFAULT_BATCH))
+    kind = resolve("generator", generator.name)
+    batch = kind.images_per_call(**generator.params)
     keys_M3 = keeper.keys_M3
-    image_seed = resolve("generator", generator.name).image_seed
+    image_seed = kind.image_seed
     items = [
         Item(rows, len(rows), f"images of client {keys_M3[rows[0], 0]}".replace(f"client {POOL}", "the shared pool"))
         for rows in (missing[i : i + batch] for i in range(0, len(missing), batch))

@@ -21,7 +21,8 @@ def to_uint8(x: Tensor) -> ByteArray:
     Raises RunError if a value is not finite.
     """
     if not bool(torch.isfinite(x).all()):
-        raise RunError("generator: sampling gave NaN or infinity; check generator.weights and generator.guidance")
+        raise RunError("generator: sampling gave NaN or infinity; check generator.weights (or folder), guidance and "
+                       "precision")
     pixels: ByteArray = ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
     return pixels
 

@@ -20,6 +20,7 @@ from raysim.core.errors import UserError
 from raysim.core.plain import PlainMapping
 from raysim.core.records import IntArray
 from raysim.engine.messages import Plugin, WorkerSetup
+from raysim.engine.placement import local_node, place_here
 from raysim.engine.versions import installed
 from raysim.federation.cohort import cohort, cohort_size
 from raysim.lifecycle.prepare import Prepared, named
@@ -130,6 +131,7 @@ def _build(config: Config, prepared: Prepared) -> Components:
     fingerprint = ""
     if prepared.quota_KC.any():
         generator = plugin("generator", config.generator).build(prepared.dataset, "cpu")
+        _check_generator_memory(config, generator.memory_bytes())
         fingerprint = with_source(config.generator.name, generator.fingerprint())
     notes = _notes(config, rule, algorithm, n_K)
     return Components(rule, algorithm, optimiser, model, privacy, fingerprint, notes)
@@ -146,6 +148,21 @@ def _notes(config: Config, rule: AggregationRule, algorithm: LocalAlgorithm, n_K
         f"local.name = {config.local.name} minimises the mean over clients, each counted alike, whatever "
         f"aggregation.name = {config.aggregation.name} weighs them by; the paper's choice is aggregation.name=uniform"
     ]
+
+
+def _check_generator_memory(config: Config, each: int) -> None:
+    """Refuse a generator that the memory of this machine cannot hold once for each worker that is started here."""
+    if not each or config.resources.address is not None:
+        return
+    placement = place_here(config.resources)
+    memory = local_node().memory_bytes or 0
+    if placement.device == "cpu" and memory and placement.workers * each > memory:
+        fit = memory // each
+        remedy = f"set resources.workers to at most {fit}" if fit else "use a smaller model, or a machine with more"
+        raise UserError(
+            f"generator.name = {config.generator.name}: its weights take {each / 1e9:,.1f} GB in each of "
+            f"{placement.workers} workers, and this machine has {memory / 1e9:,.1f} GB of memory; {remedy}"
+        )
 
 
 def _check_cohorts(config: Config, rule: AggregationRule, n_K: IntArray, participants: int) -> None:

@@ -11,6 +11,7 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
+import toy_pipelines
 from toy_weights import make_dataset, make_folder
 
 from raysim.config.registry import resolve
@@ -43,6 +44,11 @@ def prepare(folder: Path) -> None:
     )
     for name, steps in (("unet", 20), ("unet2", 30)):
         DDPMPipeline(unet, DDPMScheduler(steps)).save_pretrained(folder / name, safe_serialization=True)
+    with torch.no_grad():
+        unet.conv_out.bias.add_(0.5)
+    DDPMPipeline(unet, DDPMScheduler(20)).save_pretrained(folder / "fp16", variant="fp16")
+    toy_pipelines.save_stable_diffusion(folder / "text")
+    toy_pipelines.save_lora(folder / "lora.safetensors", toy_pipelines.text_parts(folder / "parts")[3])
 
 
 def keys_of(name: str, folder: Path) -> dict:
@@ -56,6 +62,11 @@ def keys_of(name: str, folder: Path) -> dict:
 
 def others_of(name: str, folder: Path) -> dict:
     """Another value of each key; a value of several keys where one needs the other."""
+    of_text = {"folder": str(folder / "text"), "prompts": "a {class}", "guidance": 3.0}
+    for_text = {
+        "prompts": "the {class}", "negative_prompt": "x", "image_size": 32, "safety_checker": False,
+        "lora": str(folder / "lora.safetensors"),
+    }
     return {
         "ddpm": {
             "weights": str(folder / "other"), "sampler": "ddpm", "steps": 3, "guidance": 2.0, "batch_size": 32,
@@ -64,6 +75,10 @@ def others_of(name: str, folder: Path) -> dict:
         "pipeline": {
             "folder": str(folder / "unet2"), "steps": 3, "guidance": {"guidance": 2.0, "null_class": CLASSES},
             "class_map": [1, 2, 0], "null_class": CLASSES, "value_range": [0.0, 1.0], "batch_size": 32,
+            "scheduler": "DDIMScheduler", "precision": "bf16",
+            "variant": {"folder": str(folder / "fp16"), "variant": "fp16"},
+            **{key: {**of_text, key: value} for key, value in for_text.items()},
+            "lora_scale": {**of_text, "lora": for_text["lora"], "lora_scale": 0.5},
         },
         "oracle": {},
     }[name]

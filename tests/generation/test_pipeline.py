@@ -1,6 +1,8 @@
-"""The `pipeline` generator: any local, safe, class-conditional diffusers folder, brought to the data set's images."""
+"""The `pipeline` generator on class-conditional diffusers folders: safe, and brought to the data set's images."""
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,8 @@ import pytest
 import torch
 from diffusers import (
     AutoencoderKL,
+    CMStochasticIterativeScheduler,
+    ConsistencyModelPipeline,
     DDIMScheduler,
     DDPMPipeline,
     DDPMScheduler,
@@ -100,6 +104,73 @@ def test_it_is_what_the_pipeline_itself_returns(dit_folder):
     made = pipe([2], generator=torch.Generator().manual_seed(9), num_inference_steps=2, guidance_scale=1.0,
                 output_type="np").images[0]
     assert np.abs(image.transpose(1, 2, 0).astype(int) - made * 255).max() <= 0.51
+
+
+def test_a_consistency_model_is_called_with_labels(tmp_path):
+    """Two steps, so that noise is drawn between them; it comes from the image's own generator."""
+    ConsistencyModelPipeline(make_unet(), CMStochasticIterativeScheduler(20)).save_pretrained(tmp_path)
+    generator = make(tmp_path, make_dataset(3, 16, 16))
+    labels_B, seeds_B = np.array([0, 1, 2, 0]), np.array([3, 4, 5, 3])
+    together = generator.sample(labels_B, seeds_B)
+    assert np.array_equal(generator.sample(labels_B[::-1], seeds_B[::-1])[::-1], together)
+    assert np.array_equal(together[0], together[3]) and not np.array_equal(together[0], together[1])
+    in_threes = make(tmp_path, make_dataset(3, 16, 16), batch_size=3)
+    batched = in_threes.sample(labels_B, seeds_B)
+    assert np.array_equal(in_threes.sample(labels_B[::-1], seeds_B[::-1])[::-1], batched)
+    with pytest.raises(UserError, match=r"generator.guidance = 2.0: the ConsistencyModelPipeline .* has no guidance"):
+        make(tmp_path, make_dataset(3, 16, 16), guidance=2.0)
+
+
+def test_a_batch_whose_noise_is_drawn_for_all_is_refused(dit_folder, tmp_path):
+    """DiTPipeline gives its scheduler no generator, so DDPM draws one noise for the whole batch."""
+    pipe = DiTPipeline.from_pretrained(dit_folder)
+    DiTPipeline(pipe.transformer, pipe.vae, DDPMScheduler(20)).save_pretrained(tmp_path)
+    dataset = make_dataset(3, 16, 16)
+    alone = make(tmp_path, dataset).sample(np.array([0, 1]), np.array([5, 6]))
+    assert np.array_equal(make(tmp_path, dataset).sample(np.array([1]), np.array([6]))[0], alone[1])
+    with pytest.raises(UserError, match=r"generator.batch_size = 2: .* draws random numbers for a whole batch"):
+        make(tmp_path, dataset, batch_size=2).sample(np.array([0, 1]), np.array([5, 6]))
+
+
+def test_class_names_of_the_pipeline_are_held_against_the_data_sets(dit_folder, tmp_path):
+    """ImageNet's kind of labels: the same names in another order are refused with the map, others are said."""
+    folder = tmp_path / "dit"
+    shutil.copytree(dit_folder, folder)
+    index = json.loads((folder / "model_index.json").read_text())
+    names = {"0": "tench, Tinca tinca", "1": "goldfish, Carassius auratus", "2": "great white shark"}
+    (folder / "model_index.json").write_text(json.dumps({**index, "id2label": names}))
+    like = dataclasses.replace(make_dataset(3, 16, 16), class_names=("goldfish", "Tench", "great white shark"))
+    with pytest.raises(UserError, match=r"class 0 of 'toy' is 'goldfish', .* it is generator.class_map=\[1, 0, 2\]"):
+        make(folder, like)
+    assert make(folder, like, class_map=[1, 0, 2]).class_map == [1, 0, 2]
+    quota_KC = np.ones((1, 3), int)
+    assert len(pipeline.notes(like, quota_KC, folder=str(folder), class_map=[1, 0, 2])) == 1
+    other = dataclasses.replace(like, class_names=("goldfish", "cat", "dog"))
+    notes = pipeline.notes(other, quota_KC, folder=str(folder))
+    assert any("images are made of class 0 'tench, Tinca tinca' for 'goldfish', 1 'goldfish" in note for note in notes)
+
+
+def test_guidance_of_a_transformer_needs_the_null_class_that_diffusers_takes(tmp_path):
+    """DiTPipeline takes class 1000 for no label, also where there are 10 classes."""
+    transformer = DiTTransformer2DModel(
+        sample_size=8, patch_size=2, num_attention_heads=2, attention_head_dim=4, in_channels=4, out_channels=8,
+        num_layers=1, num_embeds_ada_norm=10, norm_num_groups=4,
+    )
+    vae = AutoencoderKL(latent_channels=4, norm_num_groups=4, block_out_channels=(8,))
+    DiTPipeline(transformer, vae, DDIMScheduler(20)).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"takes class 1000 for no label, and this one has 10 classes"):
+        make(tmp_path, guidance=2.0)
+
+
+@pytest.mark.parametrize(("keys", "message"), [
+    ({"prompts": "a {class}"}, r"generator.prompts = 'a \{class\}': the DDPMPipeline .* takes class labels, not text"),
+    ({"negative_prompt": "x"}, "takes class labels, not text"),
+    ({"image_size": 64}, "takes class labels, not text"),
+    ({"lora": "."}, "generator.lora = .: give a .safetensors file"),
+])
+def test_keys_for_text_are_refused(unet_folder, keys, message):
+    with pytest.raises(UserError, match=message):
+        make(unet_folder, **keys)
 
 
 def test_a_scheduler_that_scales_its_input_and_draws_noise_is_reproducible(tmp_path):

@@ -64,17 +64,19 @@ def _timed(config: Config, dataset: Dataset) -> Speed:
     name = config.generator.name
     device = placement.device
     params = dict(config.generator.params)
-    batch = SMALL_BATCH
-    if device == "cpu" and isinstance(params.get("batch_size"), int):
-        params["batch_size"] = min(batch, params["batch_size"])  # others are padded to their full batch
-    elif device != "cpu":
-        batch = int(params.get("batch_size", batch))
+    kind = resolve("generator", name)
+    batch = kind.images_per_call(**params)
+    if device == "cpu":
+        batch = min(SMALL_BATCH, batch)
+        if isinstance(params.get("batch_size"), int):
+            params["batch_size"] = batch  # others are padded to their full batch
     threads = torch.get_num_threads()
     torch.set_num_threads(config.resources.threads_per_worker)
     try:
-        generator = resolve("generator", name)(dataset, device, **params)
-        if device != "cpu":
-            _sample(name, generator, dataset, batch)  # the first batch on a GPU chooses and loads its kernels
+        generator = kind(dataset, device, **params)
+        if device != "cpu" or generator.memory_bytes():
+            # The first batch on a GPU chooses and loads its kernels; one of a large generator reads its weights.
+            _sample(name, generator, dataset, batch)
         rate = batch / _sample(name, generator, dataset, batch)
     finally:
         torch.set_num_threads(threads)
