@@ -368,16 +368,22 @@ _SHOWN = ("accuracy", "validation_accuracy", "loss", "train_loss")
 
 
 class _Progress:
-    """Shows each round, and how long the remaining ones will take at the pace so far."""
+    """Shows each round, and how long the remaining ones will take at the pace so far.
+
+    The first round, in which workers load what they need, counts only as long as there is no other.
+    """
 
     def __init__(self, display: Display, first: int, rounds: int) -> None:
         self.display = display
-        self.first = first
         self.rounds = rounds
+        self.first = first
         self.began = time.monotonic()
+        self.alone = True  # the round that is counted is the first
 
     def show(self, result: RoundResult) -> None:
-        done = result.state.round
-        pace_s = (time.monotonic() - self.began) / (done - self.first)
+        done, now = result.state.round, time.monotonic()
+        pace_s = (now - self.began) / (done - self.first)
+        if self.alone:
+            self.alone, self.first, self.began = False, done, now
         shown = {k: v for k, v in result.metrics.items() if k in _SHOWN}
         self.display.round(done, self.rounds, shown, pace_s * (self.rounds - done))

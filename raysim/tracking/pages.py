@@ -1,6 +1,7 @@
 """MLflow's pages of a store, served on this machine by a process of its own."""
 
 import contextlib
+import importlib.metadata
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ from raysim.tracking import links
 
 START_S = 300.0  # seconds until the pages must be there; MLflow itself loads for many
 LOOK_S = 0.2
+_APP = "raysim"  # raysim.tracking.training_pages
 _ENVIRONMENT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
@@ -43,6 +45,8 @@ def served(uri: str, port: int) -> Iterator["subprocess.Popen[bytes]"]:
     """
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--host", links.HOST]
     command += ["--port", str(port), "--workers", "1"]
+    if importlib.metadata.entry_points(group="mlflow.app", name=_APP):  # an older installation lacks it
+        command += ["--app-name", _APP]
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             command, env={**os.environ, **_ENVIRONMENT}, stdout=said, stderr=said, start_new_session=True

@@ -97,30 +97,38 @@ def accuracy_by_images(panels: Mapping[str, "Mapping[str, tuple[pd.DataFrame, in
                 _say_missing(axes, method, i, len(methods), len(runs), expected)
                 continue
             style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+            size = 13 - 6 * i / max(1, len(methods) - 1)  # a later mean is smaller: of two that coincide both are seen
             images, accuracy = runs["images"].to_numpy(dtype=float), runs["final_accuracy"].to_numpy(dtype=float) * 100
             axes.plot(images, accuracy, linestyle="", markersize=5, alpha=0.35, markeredgewidth=0, **style)
             bars: dict[str, Any] = {"xerr": images.std(ddof=1), "yerr": accuracy.std(ddof=1)} if len(runs) > 1 else {}
             axes.errorbar(
-                images.mean(), accuracy.mean(), **bars, **style, markersize=9, markeredgecolor="white", capsize=3,
+                images.mean(), accuracy.mean(), **bars, **style, markersize=size, markeredgecolor="white", capsize=3,
                 linestyle="", label=_counted(method, len(runs)),
             )
         axes.set(title=setting or "Final accuracy and images made", xlabel="synthetic images")
         axes.set(ylabel="final accuracy (%)")
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        _finish(axes, all_axes[0], whole=False)
+        _finish(axes, all_axes[0], whole=False, legend="best")
     figure.supxlabel("pale: runs; solid: their mean, with bars of one standard deviation", fontsize=9, color="0.4")
     return save(figure, path)
 
 
 def class_gains(
-    gains: Mapping[str, Gain], reference: str, class_names: Sequence[str], path: Path
+    gains: Mapping[str, Gain],
+    reference: str,
+    class_names: Sequence[str],
+    path: Path,
+    methods: Sequence[str],
+    title: str = "",
 ) -> Path:
     """Draw, in a panel for each method, what each class gained over `reference` against the images made of it.
 
-    gains: by method.  Pale: single runs; a solid dot with the name of the class: their mean.  Returns `path`.
+    gains: by method.  Pale: single runs; a solid dot with the name of the class: their mean.  methods: all that are
+    compared, which gives each the look that it has in other figures.  Returns `path`.
     """
     figure, all_axes = _panels(len(gains), 5.2, 4.4)
-    for i, (axes, (method, gain)) in enumerate(zip(all_axes, gains.items(), strict=False)):
+    for axes, (method, gain) in zip(all_axes, gains.items(), strict=False):
+        i = methods.index(method)
         style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "linestyle": "", "markeredgecolor": "white"}
         y_RC = gain.gain_RC * 100
         axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
@@ -134,6 +142,7 @@ def class_gains(
         axes.margins(x=0.08, y=0.12)
         axes.sharey(all_axes[0])
         _name_dots(axes, x_C, y_C, [str(name) for name in class_names])
+    figure.suptitle(title)
     note = "pale: single runs; solid: the mean of a class, named at the right edge"
     figure.supxlabel(note if len(class_names) <= TICKS else note.partition(", named")[0], fontsize=9, color="0.4")
     return save(figure, path)
@@ -179,14 +188,14 @@ def _panels(count: int, width: float, height: float) -> "tuple[Figure, Sequence[
     return figure, all_axes
 
 
-def _finish(axes: "Axes", first: "Axes", whole: bool = True) -> None:
+def _finish(axes: "Axes", first: "Axes", whole: bool = True, legend: str = "lower right") -> None:
     from matplotlib.ticker import MaxNLocator
 
     if whole:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", fontsize=9, handlelength=3.5)
+    axes.legend(loc=legend, fontsize=9, handlelength=3.5)
     axes.sharey(first)
 
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 PLAIN_EVERY_S = 1.0
-PHASES = ("prepare", "start", "generate", "train", "dispatch", "aggregate", "evaluate", "quality", "track")
+PHASES = (
+    "prepare", "start", "generate", "train", "dispatch", "aggregate", "evaluate", "quality", "track", "checkpoint",
+)  # fmt: skip
 BAR_WIDTH = 24
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -228,7 +230,8 @@ def _wrapped(text: str, columns: int) -> str:
 
 
 def _title(summary: PlainMapping) -> str:
-    parts = [summary.get("dataset"), summary.get("policy") and f"{summary['policy']} images"]
+    policy = summary.get("policy")
+    parts = [summary.get("dataset"), policy and ("no synthetic images" if policy == "none" else f"{policy} images")]
     parts += [summary.get("rule") and f"{summary['rule']} weights"]
     what = ", ".join(str(part) for part in parts if part)
     status = summary.get("status")
@@ -335,10 +338,15 @@ def _locations(summary: PlainMapping) -> list[tuple[str, str]]:
     if summary.get("mlflow_page"):
         rows.append(("MLflow", str(summary["mlflow_page"])))
         if not uri.startswith("http"):
-            rows.append(("", f"which this serves: python -m raysim ui {shlex.quote(near(summary['run_directory']))}"))
+            rows.append(("", f"which this serves: {ui_command(summary['run_directory'])}"))
     elif uri != "none":  # a store that has not answered has no page
         rows.append(("MLflow", uri))
     return rows
+
+
+def ui_command(folder: str | Path) -> str:
+    """The command that serves the page of a run or a sweep in MLflow."""
+    return f"python -m raysim ui {shlex.quote(near(folder))}"
 
 
 def near(path: str | Path) -> str:

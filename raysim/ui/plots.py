@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.core.records import ByteArray, FloatArray, IntArray
+from raysim.ui.display import PHASES
 from raysim.ui.figure import COLOURS, blank_figure, blank_figures, look, save
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def lorenz(curves: Mapping[str, tuple[FloatArray, FloatArray, float]], path: Pat
     both from 0 to 1, and the fraction that the top 20 % of clients cause, for the legend.  of: added to the title.
     Returns `path`.
     """
-    figure, axes = blank_figure(5.5, 5)
+    figure, axes = blank_figure(5.5, 5 + 0.22 * (len(curves) + 1))
     axes.plot([0, 100], [0, 100], color="0.7", linestyle="--", label="every client alike")
     for i, (name, (clients, caused, top)) in enumerate(curves.items()):
         style = look(i, len(curves), len(clients))
@@ -157,7 +158,7 @@ def lorenz(curves: Mapping[str, tuple[FloatArray, FloatArray, float]], path: Pat
     axes.set(title="Concentration of label imbalance" + (f", {of}" if of else ""))
     axes.set(xlabel="clients, least skewed first (%)")
     axes.set(ylabel="share of the imbalance score (%)", xlim=(0, 100), ylim=(0, 100))
-    axes.legend(loc="upper left", fontsize=9)
+    figure.legend(loc="outside lower center", fontsize=9, handlelength=3.5)  # the curves end in the corner above
     return save(figure, path)
 
 
@@ -183,11 +184,13 @@ def budget_curve(images_x: FloatArray, removed_y: FloatArray, betas: FloatArray,
 
 
 def time_by_phase(seconds: Mapping[str, Mapping[str, float]], path: Path, note: str = "") -> Path:
-    """Draw how long each phase took: a bar for each label, its parts in the order in which they were first named.
+    """Draw how long each phase took: a bar for each label.
 
-    seconds: by label and phase; phases that took nothing anywhere are left out.  note: below the axis.  Returns `path`.
+    seconds: by label and phase; phases that took nothing anywhere are left out, and the others are in the order of
+    `PHASES`.  note: below the axis.  Returns `path`.
     """
-    phases = list(dict.fromkeys(phase for parts in seconds.values() for phase, s in parts.items() if s > 0))
+    named = dict.fromkeys(phase for parts in seconds.values() for phase, s in parts.items() if s > 0)
+    phases = sorted(named, key=lambda phase: PHASES.index(phase) if phase in PHASES else len(PHASES))
     figure, axes = blank_figure(8, 1.8 + 0.45 * len(seconds))
     left = np.zeros(len(seconds))
     labels = list(seconds)

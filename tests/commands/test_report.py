@@ -279,6 +279,23 @@ def test_runs_are_compared_by_the_keys_that_differ(tmp_path, capsys):
     assert "differ in lr, which name the rows" in said
 
 
+def test_rows_that_are_not_of_the_same_seeds_are_named(tmp_path, capsys):
+    one = finished_run(tmp_path / "a", {"seed": 0, "lr": 0.1}, 0.5)
+    other = finished_run(tmp_path / "b", {"seed": 1, "lr": 0.2}, 0.6)
+    report([one, other])
+    said = capsys.readouterr().out
+    assert "the rows are not of the same seeds, and so differ by these, too (lr 0.1: 0; lr 0.2: 1)" in said
+    report([one, finished_run(tmp_path / "c", {"seed": 0, "lr": 0.2}, 0.6)])
+    assert "same seeds" not in capsys.readouterr().out
+
+
+def test_runs_whose_partitions_have_other_seeds_are_not_one_and_the_same(tmp_path, capsys):
+    runs = [finished_run(tmp_path / f"r{i}", {"seed": 0, "partition.seed": i}, 0.5) for i in (3, 4)]
+    report(runs)
+    said = capsys.readouterr().out
+    assert "partition.seed 3" in said and "partition.seed 4" in said and "repeated" not in said
+
+
 def test_versions_that_differ_are_named(tmp_path, capsys):
     sweep = a_sweep(tmp_path, "x", {"none": (NONE, [0.5, 0.6])})
     path = tmp_path / "x-none-1" / "run.json"
@@ -348,6 +365,26 @@ def test_the_figures_and_the_page_of_a_sweep(tmp_path):
     seen = Links(page.read_text())
     assert len(seen.found) == len(names) and all(link.startswith("data:image/png;base64,") for link in seen.found)
     assert "script" not in seen.tags and "&lt;b&gt;ours" in page.read_text() and "rounds: 3" in page.read_text()
+
+
+@pytest.mark.drawn
+def test_each_setting_has_its_figures_and_one_stands_for_those_that_are_alike(tmp_path, monkeypatch, capsys):
+    methods = {"none": (NONE, [0.5, 0.6]), "ours": (OURS, [0.7, 0.8])}
+    sweeps = [a_sweep(tmp_path, name, methods, lr=lr) for name, lr in (("a", 0.1), ("b", 0.2))]
+    *figures, _ = report(sweeps)
+    named = [path.stem for path in figures][3:-1]
+    assert named == ["allocation", "lorenz", "class_gains", "class_gains-2"]
+    other = {"counts": np.array([[4, 1], [0, 5]]), "quota": np.array([[0, 1], [9, 0]])}
+    np.savez(tmp_path / "b-ours-0" / "partition.npz", **other)
+    *figures, page = report(sweeps)
+    named = [path.stem for path in figures][3:-1]
+    assert named == ["allocation", "allocation-2", "lorenz", "lorenz-2", "class_gains", "class_gains-2"]
+    assert page.read_text().count("Where each policy puts its images.</figcaption>") == 2
+    monkeypatch.setattr("raysim.commands.report.figures.MOST_FIGURES", 1)
+    capsys.readouterr()
+    *figures, _ = report(sweeps)
+    assert [path.stem for path in figures][3:-1] == ["allocation", "lorenz", "class_gains"]
+    assert "note: gains of classes are drawn for the first 1 of 2 settings" in capsys.readouterr().out
 
 
 @pytest.mark.drawn

@@ -9,6 +9,8 @@ import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -185,6 +187,16 @@ def test_a_port_that_is_taken_and_a_store_that_is_not_there_are_told_before_anyt
     assert said == ["http://somewhere:5000"]
 
 
+@pytest.mark.slow
+def test_the_page_of_html_begins_with_the_choice_of_model_training():
+    """In a process of its own, as MLflow's server, which takes many seconds to load, sets up all of MLflow."""
+    asked = "from raysim.tracking.training_pages import app, pages; print(pages.test_client().get('/').text)"
+    env = {**os.environ, "_MLFLOW_SERVER_FILE_STORE": "sqlite://", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    shown = subprocess.run([sys.executable, "-c", asked], env=env, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"<head><script>localStorage\['mlflow.workflowType_v1'\] \?\?= .*machine_learning", shown)
+    assert 'id="root"' in shown
+
+
 @pytest.fixture(scope="module")
 def served(swept: SweepResult) -> Iterator[int]:
     """The port at which the store's pages are."""
@@ -314,5 +326,11 @@ def test_the_runs_of_a_sweep_are_below_it_and_group_by_method(page: Page, store:
 
 
 @pytest.mark.browser
-def test_the_start_page_names_the_experiment(page: Page):
-    page.open("http://127.0.0.1:5000/#/experiments", "pages", "experiments")
+def test_an_experiment_opened_from_the_start_page_shows_its_runs(page: Page):
+    page.browser.get(page.base)
+    page.browser.execute_script("localStorage.removeItem('mlflow.workflowType_v1')")  # as in a browser of today
+    page.open("http://127.0.0.1:5000/", "Recent Experiments", "start")
+    page.click("a", "pages")
+    shown = page.wait(lambda: "sweep pages" in page.text(), "the runs of the experiment")
+    assert "Evaluation runs" not in shown and "Sessions" not in shown
+    assert "workflowType=machine_learning" in page.browser.current_url

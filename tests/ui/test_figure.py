@@ -94,9 +94,14 @@ def test_images_gains_and_maps_are_figures_that_name_methods_and_classes(tmp_pat
     points = pd.DataFrame({"images": [10, 20], "final_accuracy": [0.5, 0.6]})
     comparison_plots.accuracy_by_images({"": {"a": (points, 2), "b": (points, 3)}}, tmp_path / "images.png")
     assert {"a (2 runs)", "b: not drawn, 2 of 3 runs are there"} <= {*texts}
+    alike = {"a": (points, 2), "b": (points, 2)}  # their means coincide
+    drawn = comparison_plots.accuracy_by_images({"": alike}, tmp_path / "alike.png")
+    assert pixels_of(drawn, figure.COLOURS[0]) > 250 and pixels_of(drawn, figure.COLOURS[1]) > 100
     gain = comparison_plots.Gain(np.array([[1, 2], [3, 4]]), np.array([[0.1, np.nan], [0.2, np.nan]]))
-    comparison_plots.class_gains({"ours": gain}, "none", ["cat", "dog"], tmp_path / "gains.png")
-    assert {"ours", "cat", "accuracy gained on none (points)"} <= {*texts} and "dog" not in texts
+    gains = tmp_path / "gains.png"
+    comparison_plots.class_gains({"ours": gain}, "none", ["cat", "dog"], gains, ["none", "ours"], "alpha 0.1")
+    assert {"ours", "cat", "alpha 0.1", "accuracy gained on none (points)"} <= {*texts} and "dog" not in texts
+    assert pixels_of(gains, figure.COLOURS[1]) and not pixels_of(gains, figure.COLOURS[0])  # that of the second method
     quotas = {"ours": np.array([[1, 0], [0, 30]])}
     comparison_plots.allocation_maps(quotas, ["cat", "dog"], tmp_path / "maps.png", "images")
     assert {"ours: 31 images", "30", "cat", "dog"} <= {*texts}

@@ -1,5 +1,7 @@
 """The figures of a report: what is drawn of which runs, and what the page says below each."""
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,6 @@ from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import IntArray
 from raysim.lifecycle.directory import SUMMARY, RunDirectory, readable
 from raysim.lifecycle.figures import further_figures, lorenz_curves, run_figures, with_local_steps
-from raysim.ui.display import PHASES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +37,14 @@ CAPTIONS = {
     "oui_by_client": "OUI of each client by round.",
     "oui_weight": "How much an update counted, against its OUI.",
 }
+MOST_FIGURES = 6  # of those that are drawn once for each setting
 _CACHED = "images from the cache cost none"
+
+
+def caption(path: Path) -> str:
+    """What the page says below a figure."""
+    stem = re.sub(r"-\d+$", "", path.stem)
+    return CAPTIONS.get(stem, stem.replace("_", " "))
 
 
 def of_run(run: RunDirectory, summary: PlainMapping, folder: Path) -> list[Path]:
@@ -78,13 +86,9 @@ def of_results(results: Results, reference: str | None, folder: Path, notes: lis
         comparison_plots.accuracy_by_images(_points(results), folder / "accuracy_images.png"),
     ]
     files = _Files(notes)
-    setting = results.runs["setting"].iloc[0]
-    there = results.finished[results.finished["setting"] == setting]
-    drawn += _allocations(there, setting, files, folder)
+    drawn += _allocations(results, files, folder)
     if reference is not None:
-        gains, names = _gains(there, reference, files)
-        if gains:
-            drawn.append(comparison_plots.class_gains(gains, reference, names, folder / "class_gains.png"))
+        drawn += _class_gains(results, reference, files, folder)
     seconds = _seconds(results, files)
     if seconds:
         note = f"mean over the runs of a row; {_CACHED}"
@@ -115,6 +119,11 @@ class _Files:
                 self._summaries[folder] = None
         return self._summaries[folder]
 
+    def say_left_out(self, what: str, settings: int) -> None:
+        """Note that not every setting has its figure."""
+        if settings > MOST_FIGURES:
+            self._notes.append(f"{what} are drawn for the first {MOST_FIGURES} of {settings} settings")
+
     def counts(self, folder: object) -> tuple[IntArray, IntArray] | None:
         """Real and synthetic samples, K x C each; None where they are not there."""
         if not isinstance(folder, Path):
@@ -142,8 +151,7 @@ def _phases(summary: PlainMapping) -> dict[str, float]:
     """Seconds by phase, and what is left of the total as `other`."""
     phases = {name: float(s) for name, s in summary["seconds"].items() if name != "total"}
     other = float(summary["seconds"].get("total", 0.0)) - sum(phases.values())
-    ordered = {name: phases[name] for name in PHASES if name in phases} | phases
-    return {**ordered, **({"other": other} if other > 0 else {})}
+    return {**phases, **({"other": other} if other > 0 else {})}
 
 
 def _curves(results: Results, notes: list[str]) -> "dict[str, dict[str, Curves]]":
@@ -172,37 +180,78 @@ def _points(results: Results) -> "dict[str, dict[str, tuple[pd.DataFrame, int]]]
     return panels
 
 
-def _allocations(there: "pd.DataFrame", setting: str, files: _Files, folder: Path) -> list[Path]:
-    """Heat maps and Lorenz curves, for one seed of the first setting."""
+def _allocations(results: Results, files: _Files, folder: Path) -> list[Path]:
+    """Heat maps and Lorenz curves of one seed, for each setting in which other samples or images are dealt out."""
     from raysim.ui import comparison_plots, plots
 
-    seed = there["seed"].min()
-    chosen = there[there["seed"] == seed].drop_duplicates("method")
-    counts = {str(m): files.counts(f) for m, f in zip(chosen["method"], chosen["folder"], strict=True)}
-    known = {method: pair for method, pair in counts.items() if pair is not None}
-    if not known:
-        return []
-    shapes = {pair[0].shape for pair in known.values()}
-    quotas = {method: quota_KC for method, (_, quota_KC) in known.items() if quota_KC.any()}
-    if not quotas or len(shapes) > 1:
-        return []
-    summary = next((s for s in map(files.summary, chosen["folder"]) if s is not None), {})
-    names = _class_names(summary, next(iter(shapes))[1])
-    where = f"seed {seed}" + (f", {setting}" if setting else "")
-    title = f"Synthetic images by client and class, {where}"
-    drawn = [comparison_plots.allocation_maps(quotas, names, folder / "allocation.png", title)]
-    real_KC = next(iter(known.values()))[0]
-    after = {f"with {method}": real_KC + quota_KC for method, quota_KC in quotas.items()}
-    curves = lorenz_curves({"real samples": real_KC, **after})
-    if curves:
-        drawn.append(plots.lorenz(curves, folder / "lorenz.png", where))
-    return drawn
+    found: dict[tuple[object, ...], _Allocation] = {}
+    for setting, there in results.finished.groupby("setting", sort=False):
+        seed = int(there["seed"].min())
+        chosen = there[there["seed"] == seed].drop_duplicates("method")
+        counts = {str(m): files.counts(f) for m, f in zip(chosen["method"], chosen["folder"], strict=True)}
+        known = {method: pair for method, pair in counts.items() if pair is not None}
+        shapes = {pair[0].shape for pair in known.values()}
+        if len(shapes) != 1 or not any(quota_KC.any() for _, quota_KC in known.values()):
+            continue
+        summary = next((s for s in map(files.summary, chosen["folder"]) if s is not None), {})
+        drawn_alike = (seed, *((method, *(a.tobytes() for a in pair)) for method, pair in known.items()))
+        names = _class_names(summary, next(iter(shapes))[1])
+        found.setdefault(drawn_alike, _Allocation(seed, known, names, [])).settings.append(str(setting))
+    files.say_left_out("allocations and Lorenz curves", len(found))
+    maps, lorenz = [], []
+    for place, one in enumerate(list(found.values())[:MOST_FIGURES]):
+        where = f"seed {one.seed}" + (f", {'; '.join(one.settings)}" if len(found) > 1 else "")
+        quotas = {method: quota_KC for method, (_, quota_KC) in one.counts.items() if quota_KC.any()}
+        path = _numbered(folder / "allocation.png", place)
+        title = f"Synthetic images by client and class, {where}"
+        maps.append(comparison_plots.allocation_maps(quotas, one.names, path, title))
+        real_KC = next(iter(one.counts.values()))[0]
+        after = {f"with {method}": real_KC + quota_KC for method, quota_KC in quotas.items()}
+        curves = lorenz_curves({"real samples": real_KC, **after})
+        if curves:
+            lorenz.append(plots.lorenz(curves, _numbered(folder / "lorenz.png", place), where))
+    return maps + lorenz
+
+
+@dataclass(frozen=True)
+class _Allocation:
+    """Who has what in some settings.  counts: by method, real and synthetic samples, K x C each."""
+
+    seed: int
+    counts: dict[str, tuple[IntArray, IntArray]]
+    names: list[str]
+    settings: list[str]
+
+
+def _class_gains(results: Results, reference: str, files: _Files, folder: Path) -> list[Path]:
+    """What each class gains over `reference`, for each setting."""
+    from raysim.ui import comparison_plots
+
+    methods = [str(method) for method in results.runs["method"].unique()]
+    found = {str(s): _gains(there, reference, files) for s, there in results.finished.groupby("setting", sort=False)}
+    found = {setting: pair for setting, pair in found.items() if pair[0]}
+    files.say_left_out("gains of classes", len(found))
+    return [
+        comparison_plots.class_gains(
+            gains, reference, names, _numbered(folder / "class_gains.png", place), methods,
+            "What each class gained" + (f", {setting}" if setting else ""),
+        )
+        for place, (setting, (gains, names)) in enumerate(list(found.items())[:MOST_FIGURES])
+    ]
+
+
+def _numbered(path: Path, place: int) -> Path:
+    """The file of a figure that is drawn once for each setting: a.png, a-2.png, a-3.png."""
+    return path.with_stem(f"{path.stem}-{place + 1}") if place else path
 
 
 def _gains(
     there: "pd.DataFrame", reference: str, files: _Files
 ) -> "tuple[dict[str, Gain], list[str]]":
-    """What the classes gain over `reference`, for methods that have every seed of it; and the names of the classes."""
+    """What the classes gain over `reference`, for methods that have every seed of it; and the names of the classes.
+
+    there: the finished runs of one setting.
+    """
     from raysim.ui.comparison_plots import Gain
 
     base = {}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from raysim.commands.report.figures import CAPTIONS
+from raysim.commands.report.figures import caption
 from raysim.core.secrets import without_secrets
 from raysim.ui.tables import Table
 
@@ -31,13 +31,7 @@ def page(
 
     template = (files("raysim.commands.report") / _TEMPLATE).read_text(encoding="utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    shown = [
-        {
-            "data": base64.b64encode(path.read_bytes()).decode(),
-            "caption": CAPTIONS.get(path.stem, path.stem.replace("_", " ")),
-        }
-        for path in figures
-    ]
+    shown = [{"data": base64.b64encode(path.read_bytes()).decode(), "caption": caption(path)} for path in figures]
     return environment.from_string(template).render(
         title=title,
         about=about,

@@ -22,7 +22,6 @@ MISSING = "MISSING"
 SINGLE = "runs"
 REQUIRED = ("final_accuracy", "best_accuracy", "accuracy_auc")
 VALIDATION = ("final_validation_accuracy", "best_validation_accuracy")
-_SEEDS = ("seed", "partition.seed", "model.seed")
 _NAMED = 5
 
 
@@ -97,7 +96,9 @@ def read_results(folders: Sequence[Path], against: str | None = None, target: fl
         raise UserError(f"{folders[0]}: no run of it has finished{where}; `raysim sweep` goes on with a sweep")
     _say_unfinished(runs, notes)
     axis = _axis(runs, against, notes)
-    results = Results("+".join(path.name for path in folders), _with_methods(runs, axis), axis, target, notes)
+    runs = _with_methods(runs, axis)
+    _say_seeds(runs, notes)
+    results = Results("+".join(path.name for path in folders), runs, axis, target, notes)
     _say_versions(results.finished, notes)
     return replace(results, runs=_with_costs(results.runs, target, notes))
 
@@ -187,7 +188,8 @@ def _runs(folders: Sequence[Path], notes: list[str]) -> "pd.DataFrame":
     runs = pd.DataFrame(rows).reindex(columns=list(dict.fromkeys([*pd.DataFrame(rows).columns, "folder", *REQUIRED])))
     differing = _differing([row["keys"] for row in rows])
     for key in differing:
-        runs[f"{AXIS}{key}"] = [f"{key.rpartition('.')[2]} {_short(row['keys'].get(key))}" for row in rows]
+        name = key if key.endswith(".seed") else key.rpartition(".")[2]
+        runs[f"{AXIS}{key}"] = [f"{name} {_short(row['keys'].get(key))}" for row in rows]
     if not differing and runs["name"].nunique() > 1:
         runs[f"{AXIS}name"] = runs["name"]
     named_by = [*axes_of(runs), "name"]
@@ -201,8 +203,8 @@ def _runs(folders: Sequence[Path], notes: list[str]) -> "pd.DataFrame":
 
 
 def _differing(keys: Sequence[PlainMapping]) -> list[str]:
-    """The names of the keys, but seeds, that do not have one value in all configurations."""
-    names = dict.fromkeys(name for of_run in keys for name in of_run if name not in _SEEDS)
+    """The names of the keys, but the seed, that do not have one value in all configurations."""
+    names = dict.fromkeys(name for of_run in keys for name in of_run if name != "seed")
     return [name for name in names if len({json.dumps(of_run.get(name)) for of_run in keys}) > 1]
 
 
@@ -226,7 +228,7 @@ def _tell_apart(runs: "pd.DataFrame", notes: list[str]) -> None:
     for source, members in runs.groupby("source", sort=False):
         known = [keys for keys in map(result_keys, members["folder"]) if keys]
         varied = set(_differing(known))
-        of_source[str(source)] = {k: v for k, v in (known[0] if known else {}).items() if k not in varied | {*_SEEDS}}
+        of_source[str(source)] = {k: v for k, v in (known[0] if known else {}).items() if k not in varied | {"seed"}}
     shared = set.intersection(*(set(keys) for keys in of_source.values()))
     set_by_axes = tuple(axis.removeprefix(AXIS) for axis in axes_of(runs))
     differing = [
@@ -244,6 +246,16 @@ def _tell_apart(runs: "pd.DataFrame", notes: list[str]) -> None:
     if differing or len(alike) > 1 or runs.duplicated(["group", "seed"]).any():
         runs[f"{AXIS}sweep"] = runs["source"]
         runs["group"] = runs["group"] + ", " + runs["source"]
+
+
+def _say_seeds(runs: "pd.DataFrame", notes: list[str]) -> None:
+    """Say where the rows of a setting are means over different seeds, so that they differ by these, too."""
+    for setting, there in runs.groupby("setting", sort=False):
+        seeds = {str(method): sorted(set(of["seed"])) for method, of in there.groupby("method", sort=False)}
+        if len({*map(tuple, seeds.values())}) > 1:
+            told = "; ".join(f"{method}: {named([str(int(s)) for s in of])}" for method, of in seeds.items())
+            where = f"{setting}: " if setting else ""
+            notes.append(f"{where}the rows are not of the same seeds, and so differ by these, too ({told})")
 
 
 def _say_unfinished(runs: "pd.DataFrame", notes: list[str]) -> None:

@@ -24,6 +24,7 @@ _DIGITS = {"images": 0, "images_to_target": 0, "seconds": 1, "seconds_generate":
 _Best = Callable[[Iterable[float]], float]
 _PERCENT = (*ACCURACIES, *VALIDATION)
 _SD = "mean ± standard deviation over seeds (n - 1 in the denominator)"
+_INTERVAL = f"{100 * CONFIDENCE:g} % interval"
 _HOLE = f"{MISSING}: a run is missing, so there is no mean"
 
 
@@ -83,14 +84,14 @@ def paired_table(table: "pd.DataFrame", label: str) -> Table:
     """
     lines: list[list[str]] = []
     columns: dict[str, list[str]] = {
-        name: [] for name in ("difference", "95 % interval", "p (t)", "p (Wilcoxon)", "better")
+        name: [] for name in ("difference", _INTERVAL, "p (t)", "p (Wilcoxon)", "better")
     }
     for name in ACCURACIES:
         for row in _rows(table):
             lines.append([str(row["group"]), HEADINGS[name]])
             columns["difference"].append(_signed(row[f"{name}_mean"], row[f"{name}_sd"]))
             low, high = row[f"{name}_low"], row[f"{name}_high"]
-            columns["95 % interval"].append(f"[{100 * low:+.2f}, {100 * high:+.2f}]" if low == low else MISSING)
+            columns[_INTERVAL].append(f"[{100 * low:+.2f}, {100 * high:+.2f}]" if low == low else MISSING)
             columns["p (t)"].append(_p(row[f"{name}_p_t"]))
             columns["p (Wilcoxon)"].append(_p(row[f"{name}_p_wilcoxon"]))
             is_whole = row["n"] == row["seeds"]
@@ -98,7 +99,7 @@ def paired_table(table: "pd.DataFrame", label: str) -> Table:
             columns["better"].append(better if is_whole else f"{row['n']} of {row['seeds']} pairs")
     notes = [
         "in percentage points, on the same setting and seed; mean ± standard deviation over the pairs (n - 1)",
-        f"p (t): two-sided paired t-test, with its {CONFIDENCE:.0%} interval",
+        f"p (t): two-sided paired t-test, with its {_INTERVAL}",
         "p (Wilcoxon): two-sided signed-rank test; no p is corrected for the number of comparisons",
         "better: in how many pairs the difference is above 0",
     ]

@@ -17,6 +17,7 @@ from raysim.tracking.about import About
 from raysim.tracking.process import MlflowProcess, start_tracker
 from raysim.tracking.tracker import NullTracker, Status
 from raysim.ui.comparison_plots import Curves, accuracy_curves
+from raysim.ui.display import ui_command
 
 FILES = ("table.csv", "runs.csv", "table.txt", "sweep.json")
 
@@ -89,6 +90,8 @@ class SweepPage:
         for problem in tracker.problems:
             say(f"warning: {problem}")
         say(f"MLflow    {links.runs_page(tracker.uri, tracker.experiment_id)}")
+        if not tracker.uri.startswith("http"):
+            say(f"          which this serves: {ui_command(self.directory)}")
 
     def abandon(self, error: BaseException) -> None:
         """End the run of a sweep that an error, or an interrupt, has ended."""
