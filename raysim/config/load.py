@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from raysim.config.markers import beyond_limits, chosen, dotted, without_effect
 from raysim.config.registry import KINDS, available, check_name, check_parameters, parameters, resolve
 from raysim.config.schema import MODIFIERS, PLUGIN_SECTIONS, SECTIONS, Config, Section, keys
-from raysim.config.yaml_io import find_file, parse_overrides, plain_copy, read_yaml
+from raysim.config.yaml_io import find_beside, find_file, parse_overrides, plain_copy, read_yaml
 from raysim.core.errors import ConfigError
 from raysim.core.plain import Plain, PlainDict, PlainMapping
 from raysim.core.secrets import is_masked
@@ -64,7 +64,7 @@ def light_keys() -> list[str]:
 def read_config(path: str | Path) -> tuple[PlainDict, list[str]]:
     """(the content of a configuration file with what it includes, notes on keys that lost their meaning by that).
 
-    path: as `find_file` takes it.  `include:` names one file or a list, seen from the file that has it: they are read
+    path: as `find_file` takes it.  `include:` names one file or a list, as `find_beside` takes them: they are read
     in order, each over those before it, and the file's own keys over all, as overrides on the command line would
     change them.  The name of a plug-in in place of its section (`data: digits`) is written out.
     Raises ConfigError for files that cannot be read, and for files that include themselves.
@@ -86,7 +86,7 @@ def with_included(own: PlainMapping, file: Path, above: tuple[Path, ...] = ()) -
         raise ConfigError([f"include = {show(given)}: must be the path of a file, or a list of them"], str(file))
     plain: PlainDict = {}
     notes: list[str] = []
-    for path in (file.parent / Path(name).expanduser() for name in names):
+    for path in (find_beside(file.parent, name) for name in names):
         inner, more = with_included(read_yaml(path), path, (*above, file))
         notes += [*more, *apply_overrides(plain, [], inner)]
     return plain, [*notes, *apply_overrides(plain, [], own)]

@@ -206,6 +206,13 @@ def find_file(path: str | Path) -> str | Path:
         return path
 
 
+def find_beside(folder: Path, name: str) -> Path:
+    """The file that a file in `folder` names: the one beside it, or else the example of this name."""
+    beside = folder / Path(name).expanduser()
+    example = Path(find_file(name))
+    return example if not beside.exists() and example.is_file() else beside
+
+
 def _meant(file: Path) -> str | None:
     """The YAML file that a person who wrote this path most likely meant, as they would write it.
 

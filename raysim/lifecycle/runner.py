@@ -321,9 +321,12 @@ class _Run:
         directory.write_json(SUMMARY, summary)
         directory.write_model(model)
         with record.clock.timed("track"), self.signals.held():
-            record.note(*summaries.figures(directory, prepared, metrics, clients, synthetic))
             if tracker.uri != "none":
-                record.note(*self._log_files())
+                record.note(*self._log_files())  # which MLflow's process copies while the figures are drawn
+            record.note(*summaries.figures(directory, prepared, metrics, clients, synthetic))
+            for path in sorted(directory.figures.glob("*.png")):
+                tracker.log_figure(path)
+            problems = tracker.problems  # when all of that has been done; a store that was away has an id by now
         record.clock.seconds["total"] = record.clock.so_far()
         summary |= {
             "status": "FINISHED",
@@ -332,7 +335,7 @@ class _Run:
             "mlflow_experiment_id": tracker.experiment_id,
             "mlflow_page": links.run_page(tracker.uri, tracker.experiment_id, tracker.run_id),
             "mlflow_uri": tracker.uri,
-            "notes": plain_without_secrets([*config.notes, *record.notes, *tracker.problems]),
+            "notes": plain_without_secrets([*config.notes, *record.notes, *problems]),
         }
         self.signals.check()
         self.signals.ending = True  # from the summary on, the run is a finished one
@@ -348,8 +351,6 @@ class _Run:
     def _log_files(self) -> list[str]:
         """Send the files of the run to MLflow, and the model in its form; returns what could not be made of them."""
         record, directory = self.record, self.record.directory
-        for path in sorted(directory.figures.glob("*.png")):
-            record.tracker.log_figure(path)
         for name in (PER_CLIENT, *_FILES):
             if (directory.path / name).exists():
                 record.tracker.log_artifact(directory.path / name)

@@ -16,6 +16,7 @@ from raysim.tracking.tracker import NullTracker, Status, Tracker
 
 _DIRECTORY = 6  # the place of the run's folder among the arguments of `Tracker.start`
 GATHER_S = 2.0  # seconds for which rounds wait to be written together
+MOST_OWED = 16  # answers that may be outstanding; what they take lies in the connection until it is read
 END_S = 5.0  # seconds that the process has to end by itself
 _LEFT_OUT = ("numpy", "pandas", "pyarrow")  # without them, as in its skinny package, MLflow loads in half the time
 
@@ -44,7 +45,7 @@ class MlflowProcess:
     def ask(self, *question: object) -> Any:  # the answer is a tuple of what `serve` sends
         """Send a question and wait for the answer.  Raises EOFError or OSError if the process has ended."""
         self.send(*question)
-        return self.answer()
+        return self.answers()[-1]  # those of a run that was interrupted while it waited come first
 
     def send(self, *question: object) -> None:
         """Send a question, whose answer is read later.  Raises OSError if the process has ended."""
@@ -52,13 +53,13 @@ class MlflowProcess:
         self._pipe.send(question)
         self._owed += 1
 
-    def answer(self) -> Any:
-        """Wait for the answer to the last question; None if it was read before.  Raises EOFError or OSError."""
-        answer = None
-        while self._owed:  # those of a run that was interrupted while it waited come first
-            answer = self._pipe.recv()
+    def answers(self, outstanding: int = 0) -> list[Any]:
+        """The answers that have come, once at most so many more are outstanding.  Raises EOFError or OSError."""
+        found = []
+        while self._owed > outstanding or (self._owed and self._pipe.poll()):
+            found.append(self._pipe.recv())
             self._owed -= 1
-        return answer
+        return found
 
     @property
     def alive(self) -> bool:
@@ -91,7 +92,7 @@ class MlflowProcess:
 class _Remote(NullTracker):
     """A tracker in that process; like a Tracker, no method raises after the start.
 
-    What is logged is sent, and not waited for until the next question: the process writes it while the run goes on.
+    What is logged is sent, and not waited for until `problems` or the end: the process writes it while the run goes on.
     """
 
     def __init__(self, process: MlflowProcess, arguments: tuple[Any, ...]) -> None:
@@ -101,8 +102,7 @@ class _Remote(NullTracker):
         self._directory = arguments[_DIRECTORY]
         about = arguments[_DIRECTORY + 1 :] or (None,)
         try:
-            start = functools.partial(process.ask, "start", *arguments[: _DIRECTORY + 1], *about, os.getpid())
-            self._exchange(start)
+            self._ask("start", *arguments[: _DIRECTORY + 1], *about, os.getpid())
         except KeyboardInterrupt:
             process.tell("finish", "KILLED", "interrupted")
             raise
@@ -110,28 +110,27 @@ class _Remote(NullTracker):
     def _ask(self, method: str, *arguments: object) -> None:
         """Call a method there and wait until it has returned."""
         self._settle()
-        self._exchange(functools.partial(self._process.ask, method, *arguments))
+        self._exchange(lambda: [self._process.ask(method, *arguments)])
 
     def _tell(self, method: str, *arguments: object) -> None:
-        """Call a method there, once the one before has returned."""
-        self._settle()
+        """Call a method there, and do not wait for it, unless many calls are outstanding."""
+        self._settle(MOST_OWED - 1)
         self._exchange(functools.partial(self._process.send, method, *arguments))
 
-    def _settle(self) -> None:
-        """Wait until the process has done what it was last asked for."""
-        self._exchange(self._process.answer)
+    def _settle(self, outstanding: int = 0) -> None:
+        """Wait until the process has done all but so many of the things that it was asked for."""
+        self._exchange(functools.partial(self._process.answers, outstanding))
 
-    def _exchange(self, step: Callable[[], Any]) -> None:
-        """Send or receive, unless the process was lost before, and take the answer if there is one."""
+    def _exchange(self, step: Callable[[], list[Any] | None]) -> None:
+        """Send or receive, unless the process was lost before, and take the answers, if there are any."""
         if self._lost:
             return
         try:
-            answer = step()
+            answers = step() or ()
         except (EOFError, OSError):
             self._lost = f"the process that writes to MLflow has ended; what it lacks is in {self._directory}"
             return
-        if answer is not None:
-            error, self.run_id, self.experiment_id, self.uri, self._problems = answer
+        for error, self.run_id, self.experiment_id, self.uri, self._problems in answers:
             if error is not None:
                 raise error
 

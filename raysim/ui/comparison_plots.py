@@ -108,7 +108,7 @@ def accuracy_by_images(panels: Mapping[str, "Mapping[str, tuple[pd.DataFrame, in
         axes.set(title=setting or "Final accuracy and images made", xlabel="synthetic images")
         axes.set(ylabel="final accuracy (%)")
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        _finish(axes, all_axes[0], whole=False, legend="best")
+        _finish(axes, all_axes[0], curves=False)
     figure.supxlabel("pale: runs; solid: their mean, with bars of one standard deviation", fontsize=9, color="0.4")
     return save(figure, path)
 
@@ -188,14 +188,14 @@ def _panels(count: int, width: float, height: float) -> "tuple[Figure, Sequence[
     return figure, all_axes
 
 
-def _finish(axes: "Axes", first: "Axes", whole: bool = True, legend: str = "lower right") -> None:
+def _finish(axes: "Axes", first: "Axes", curves: bool = True) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    if whole:
+    if curves:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(alpha=0.3)
-    axes.legend(loc=legend, fontsize=9, handlelength=3.5)
+    axes.legend(loc="lower right" if curves else "best", fontsize=9, handlelength=3.5)
     axes.sharey(first)
 
 

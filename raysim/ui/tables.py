@@ -1,5 +1,6 @@
 """A table for people, as plain text, Markdown, LaTeX (booktabs) or a part of an HTML page."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -44,7 +45,7 @@ class Table:
         lines += [[f"**{cell}**" if (r, c) in self.best else cell for c, cell in enumerate(row)]
                   for r, row in enumerate(self.rows)]  # fmt: skip
         drawn = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
-        return "\n".join([f"**{self.title}**", "", *drawn, "", "; ".join(self.notes)]).rstrip() + "\n"
+        return "\n".join([f"**{self.title}**", "", *drawn, "", "; ".join(self._all_notes())]).rstrip() + "\n"
 
     def latex(self) -> str:
         """A `table` with its caption, for `\\usepackage{booktabs,graphicx}`; the best cells bold; never too wide."""
@@ -52,16 +53,22 @@ class Table:
             [rf"\textbf{{{_escaped(cell)}}}" if (r, c) in self.best else _escaped(cell) for c, cell in enumerate(row)]
             for r, row in enumerate(self.rows)
         ]
-        caption = ". ".join(_escaped(text[:1].upper() + text[1:]) for text in [self.title, *self.notes])
+        notes = "; ".join(self._all_notes())
+        caption = ". ".join(text[:1].upper() + text[1:] for text in [self.title, notes] if text)
         return "\n".join([
             r"\begin{table}[tb]", r"  \centering\footnotesize\setlength{\tabcolsep}{4pt}",
-            rf"  \caption{{{caption}.}}", rf"  \label{{tab:{self.name}}}",
+            r"  \setlength{\belowcaptionskip}{6pt}",
+            rf"  \caption{{{_escaped(caption)}.}}", rf"  \label{{tab:{self.name}}}",
             r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             rf"  \begin{{tabular}}{{l{'r' * (len(self.headings) - 1)}}}", r"    \toprule",
             f"    {' & '.join(map(_escaped, self.headings))} \\\\", r"    \midrule",
             *(f"    {' & '.join(row)} \\\\" for row in rows),
             r"    \bottomrule", r"  \end{tabular}}", r"\end{table}", "",
         ])  # fmt: skip
+
+    def _all_notes(self) -> list[str]:
+        """The notes, and what bold print means."""
+        return [*self.notes, *(["bold: the best of the column"] if self.best else [])]
 
 
 def aligned(lines: list[list[str]]) -> list[str]:
@@ -79,4 +86,4 @@ def mean_sd(mean: float, sd: float, digits: int = 2, factor: float = 1.0) -> str
 
 
 def _escaped(text: str) -> str:
-    return text.translate(_LATEX)
+    return re.sub(r"(?<![^\s(\[])-(?=[\d\s])", "$-$", text.translate(_LATEX))  # a minus sign, and not a hyphen

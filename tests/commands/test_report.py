@@ -218,7 +218,7 @@ def test_every_format_has_the_tables_and_is_alone_on_the_terminal(tmp_path, caps
     latex = capsys.readouterr().out
     assert latex.startswith("\\begin{table}") and latex.rstrip().endswith("\\end{table}") and "57.1" in latex
     assert latex.rstrip() == (sweep / "table.tex").read_text().rstrip()
-    assert latex.count("toprule") == latex.count("caption") == 3 and "\\textbf{90.00 $\\pm$ 0.00}" in latex
+    assert latex.count("toprule") == latex.count("\\caption{") == 3 and "\\textbf{90.00 $\\pm$ 0.00}" in latex
     report(sweep, form="markdown")
     assert "| none | " in (said := capsys.readouterr().out) and said.startswith("**Accuracy over seeds**")
     report(sweep, form="csv")

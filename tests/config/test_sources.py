@@ -60,6 +60,13 @@ def test_an_included_file_includes_others_seen_from_itself_and_a_new_plugin_forg
     assert config.changes == ["local.name=sgd leaves out local.mu, which 'sgd' does not take"]
 
 
+def test_a_file_may_include_an_example_by_its_name(tmp_path: Path):
+    config = load_config(write(tmp_path / "own.yaml", "include: quickstart\nrounds: 2\n"))
+    assert (config.rounds, config.allocation.name) == (2, "fedeas")
+    write(tmp_path / "quickstart", "data: digits\nrounds: 5\n")
+    assert load_config(tmp_path / "own.yaml").allocation.name == "none"  # a file beside it goes before
+
+
 def test_a_sweeps_base_may_include_too_in_a_file_or_in_the_sweep_itself(tmp_path: Path):
     write(tmp_path / "base.yaml", "rounds: 3\ndata: digits\n")
     write(tmp_path / "more.yaml", "include: base.yaml\nclients_per_round: 0.5\n")

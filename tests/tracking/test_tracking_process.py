@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from raysim.core.errors import UserError
-from raysim.tracking.process import MlflowProcess, start_tracker
+from raysim.tracking.process import MOST_OWED, MlflowProcess, start_tracker
 from raysim.tracking.tracker import NullTracker, Tracker
 
 pytestmark = pytest.mark.usefixtures("store")  # at the address of `begin`
@@ -58,6 +58,21 @@ def test_everything_arrives_in_the_store(apart: MlflowProcess, tmp_path: Path):
     assert tracker.problems == []
 
 
+def test_what_is_logged_is_not_waited_for(apart: MlflowProcess, tmp_path: Path):
+    """The process stands still while as much is logged as may be outstanding, and has all of it at the end."""
+    tracker = begin(apart, tmp_path)
+    child = child_of(apart)
+    child.suspend()
+    for round in range(1, MOST_OWED + 1):
+        tracker.log_round(round, {"accuracy": round / 100})
+    child.resume()
+    for round in range(MOST_OWED + 1, 3 * MOST_OWED):
+        tracker.log_round(round, {"accuracy": round / 100})
+    tracker.finish("FINISHED")
+    history = mlflow.MlflowClient(tracking_uri=tracker.uri).get_metric_history(tracker.run_id, "accuracy")
+    assert [m.step for m in history] == list(range(1, 3 * MOST_OWED)) and tracker.problems == []
+
+
 def test_one_process_serves_one_run_after_another_and_a_resume(apart: MlflowProcess, tmp_path: Path):
     first = begin(apart, tmp_path)
     first.log_round(1, {"accuracy": 0.5})
@@ -91,7 +106,7 @@ def test_a_start_that_is_interrupted_leaves_a_run_that_says_so(
         patch.setattr(process, "ask", interrupted)
         with pytest.raises(KeyboardInterrupt):
             begin(apart, tmp_path)
-    process.answer()
+    process.answers()
     (run,) = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db").search_runs(["1"])
     assert (run.info.status, run.data.tags["message"]) == ("KILLED", "interrupted")
 
@@ -103,7 +118,7 @@ def test_a_start_that_nobody_waits_for_any_more_begins_no_run(apart: MlflowProce
     process.send("start", f"sqlite:///{tmp_path}/new.db", "tests", "a run", {}, {}, None, tmp_path)
     process.tell("finish", "KILLED", "interrupted")
     child.resume()
-    assert process.answer()[1:] == ("", "", "none", [])
+    assert process.answers()[-1][1:] == ("", "", "none", [])
     assert not (tmp_path / "new.db").exists()
 
 

@@ -79,7 +79,8 @@ def legend(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     save = plots.save
 
     def keep(figure, path):
-        texts.extend(text.get_text() for axes in figure.axes for text in axes.get_legend().get_texts())
+        legends = [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
+        texts.extend(text.get_text() for legend in legends for text in legend.get_texts())
         return save(figure, path)
 
     monkeypatch.setattr(plots, "save", keep)

@@ -28,10 +28,17 @@ def test_latex_is_booktabs_with_every_sign_escaped_and_the_notes_in_the_caption(
     drawn = TABLE.latex()
     for rule in ("toprule", "midrule", "bottomrule"):
         assert drawn.count(f"\\{rule}") == 1
-    assert r"\caption{Accuracy over seeds. Mean $\pm$ sd. N - 1.}" in drawn and r"\label{tab:accuracy}" in drawn
+    caption = r"\caption{Accuracy over seeds. Mean $\pm$ sd; n $-$ 1; bold: the best of the column.}"
+    assert caption in drawn and r"\label{tab:accuracy}" in drawn
     assert r"a\_1 \{beta: 12\} &" in drawn
     assert r"50\% \textbar{} \#2 \& \$x\textasciicircum{}2\textasciitilde{} & -- & 1,770 \\" in drawn
     assert r"\begin{tabular}{lrr}" in drawn
+
+
+def test_a_minus_sign_is_one_in_latex_and_a_hyphen_stays_one():
+    drawn = Table("t", "T", ["a-1", "b"], [["non-iid", "-1.37 ± 2"], ["(a - none)", "[-0.2, -3.0]"]]).latex()
+    assert r"non-iid & $-$1.37 $\pm$ 2" in drawn and "a-1 & b" in drawn
+    assert "(a $-$ none) & [$-$0.2, $-$3.0]" in drawn
 
 
 def test_a_bar_in_a_cell_does_not_end_it_in_markdown():

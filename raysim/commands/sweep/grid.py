@@ -19,7 +19,7 @@ from raysim.config.load import (
     with_included,
 )
 from raysim.config.schema import PLUGIN_SECTIONS, SECTIONS, Config
-from raysim.config.yaml_io import find_file, parse_overrides, plain_copy
+from raysim.config.yaml_io import find_beside, find_file, parse_overrides, plain_copy
 from raysim.core.errors import ConfigError
 from raysim.core.plain import Plain, PlainDict, PlainMapping
 from raysim.core.secrets import plain_without_secrets, without_secrets
@@ -200,7 +200,7 @@ def _base(
     base: str | PlainDict, file: Path, overrides: list[str], axes: _Axes, say: Callable[[str], object]
 ) -> tuple[PlainDict, list[str]]:
     """The base with the overrides of the command line; its MLflow experiment is that of the sweep."""
-    path = _base_file(file.expanduser().parent, base) if isinstance(base, str) else None
+    path = find_beside(file.expanduser().parent, base) if isinstance(base, str) else None
     plain, notes = read_config(path) if path is not None else with_included(plain_copy(base), file)  # type: ignore[arg-type]
     code = foreign_code(plain, overrides)
     for text in (text for choices in axes.values() for _, texts in choices for text in texts):
@@ -212,13 +212,6 @@ def _base(
     if isinstance(tracking, dict) and (path is not None or "experiment" not in tracking):
         tracking["experiment"] = file.stem
     return plain, [*notes, *apply_overrides(plain, overrides)]
-
-
-def _base_file(folder: Path, base: str) -> Path:
-    """The configuration beside the sweep's file, or else the example of this name that comes with raysim."""
-    beside = folder / Path(base).expanduser()
-    example = Path(find_file(base))
-    return example if not beside.exists() and example.is_file() else beside
 
 
 def _cells(
