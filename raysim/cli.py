@@ -63,7 +63,7 @@ def _keys(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
 def _kinds(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
     from raysim.config.registry import KINDS
 
-    return [kind for kind in KINDS if kind.startswith(begun)]
+    return [kind for kind in (*KINDS, "pretrain") if kind.startswith(begun)]
 
 
 def _names(context: click.Context, __: click.Parameter, begun: str) -> list[str]:
@@ -135,16 +135,33 @@ def _resumed(
 
 
 @commands.command()
-@_config
-@_overrides
-def pretrain(config: str, overrides: tuple[str, ...]) -> None:
+@click.argument("config", type=click.Path(), required=False)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", callback=_joined)
+@click.option(
+    "--for", "for_run", metavar="RUN", callback=_found, help="A run's configuration: train on its data; it then finds "
+    "the weights.",
+)
+def pretrain(config: str | None, overrides: tuple[str, ...], for_run: str | None) -> None:
     """Train a class-conditional diffusion model that `run` can make synthetic images with.
 
-    CONFIG is a YAML file such as experiments/generators/digits.yaml. An interrupted training goes on where it stopped.
+    With --for, the defaults suit the images of the run, and no CONFIG is needed: `raysim pretrain --for my_run.yaml
+    minutes=30`. CONFIG is a YAML file such as experiments/generators/digits.yaml; `raysim list pretrain` shows its
+    keys. An interrupted training goes on where it stopped.
     """
+    from raysim.config.yaml_io import joined
+
+    if config is not None and "=" in config and not Path(config).exists():
+        overrides = tuple(joined((config, *overrides)))
+        config = None
+    if config is None and for_run is None:
+        raise click.UsageError(
+            "give the configuration of a training, or that of the run that the weights are for: "
+            "`raysim pretrain --for my_run.yaml`"
+        )
+    click.echo("raysim: loading")  # before the imports, which take seconds
     from raysim.commands.pretrain import pretrain as pretrain_generator
 
-    click.echo(pretrain_generator(config, overrides))
+    click.echo(pretrain_generator(None if config is None else _found_file(config), overrides, for_run=for_run))
 
 
 @commands.command()
@@ -329,9 +346,16 @@ def list_plugins(kind: str | None, name: str | None) -> None:
     """Show every plug-in that a configuration can name, by section of the configuration.
 
     With KIND, such as allocation, those of that section; with a NAME, too, such as fedeas, the keys that it takes.
+    `list pretrain` shows the keys of a training of a generator.
     """
-    from raysim.config.plugin_help import describe
+    from raysim.config.plugin_help import describe, describe_keys
 
+    if kind == "pretrain" and name is None:
+        from raysim.generation.pretrain_config import PretrainConfig
+
+        for line in describe_keys(PretrainConfig):
+            click.echo(line)
+        return
     if name is not None:
         for line in describe(str(kind), name):
             click.echo(line)

@@ -154,12 +154,14 @@ class PrivacyMechanism:
         return min(composed(sampled, rounds), composed(noise, rounds))
 
     def summary(
-        self, metrics: "pd.DataFrame", *, oui: bool, generator: str | None = None, shared_budget: bool = False
+        self, metrics: "pd.DataFrame", *, oui: bool, generator: str | None = None, shared_budget: bool = False,
+        scaled_by_data: bool = True,
     ) -> PlainDict:
         """Describe, for summary.json, what the run guarantees and what is outside the guarantee.
 
         metrics: one row per round, with `epsilon`.  oui: whether clients report OUIs.  generator: the name of what made
         the synthetic images; None without any.  shared_budget: whether a client's images depend on others' counts.
+        scaled_by_data: whether inputs are scaled by statistics of the clients' pixels.
         """
         z = self.options.noise_multiplier
         at_server = self.options.noise_at == "server"
@@ -175,7 +177,8 @@ class PrivacyMechanism:
             "delta": self.options.delta,
             "epsilon": float(metrics["epsilon"].iloc[-1]),
             "outside_guarantee": [
-                *_outside(at_server, self.secret_cohorts, oui), *_outside_in_data(generator, shared_budget),
+                *_outside(at_server, self.secret_cohorts, oui),
+                *_outside_in_data(generator, shared_budget, scaled_by_data),
             ],
         }
 
@@ -240,9 +243,10 @@ def _outside(at_server: bool, secret_cohorts: bool, oui: bool) -> list[str]:
     ]
 
 
-def _outside_in_data(generator: str | None, shared_budget: bool) -> list[str]:
+def _outside_in_data(generator: str | None, shared_budget: bool, scaled_by_data: bool) -> list[str]:
     """The list, for people, of what training reads that was computed from clients' samples without noise."""
-    found = ["the mean and standard deviation by which inputs are scaled, taken from the pixels of all clients"]
+    scaling = "the mean and standard deviation by which inputs are scaled, taken from the pixels of all clients"
+    found = [scaling] if scaled_by_data else []
     if generator is None:
         return found
     if generator != "oracle":  # whose images no client owns

@@ -1,15 +1,30 @@
 """`raysim pretrain`: trains a generator by a configuration, shows its progress, and measures its quality."""
 
+import contextlib
 import json
-from collections.abc import Iterable
+import re
+import shlex
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import ValidationError
 
-from raysim.config.load import apply_overrides, check_command, foreign_code, foreign_note, read_config, validate
+from raysim.config.load import (
+    apply_overrides,
+    build,
+    check_command,
+    command_for,
+    foreign_code,
+    foreign_note,
+    read_config,
+    validate,
+    with_sections,
+)
 from raysim.config.markers import chosen, dotted, walk, without_effect
-from raysim.config.registry import check_parameters, resolve
+from raysim.config.schema import Section
 from raysim.config.yaml_io import find_file
 from raysim.core import rng
 from raysim.core.errors import ConfigError, DiskError, UserError
@@ -18,13 +33,20 @@ from raysim.core.locks import FolderLock
 from raysim.core.plain import PlainDict
 from raysim.core.records import ByteArray, Dataset, IntArray
 from raysim.core.signals import Signals
-from raysim.generation.pretrain import is_finished
+from raysim.core.validation import problems_of
+from raysim.generation import training_images
+from raysim.generation.find_weights import AUTO, HOME
+from raysim.generation.pretrain import is_finished, settle
 from raysim.generation.pretrain import pretrain as train
-from raysim.generation.pretrain_config import PretrainConfig
-from raysim.generation.weights_folder import CARD, add_to_card, read_json
+from raysim.generation.pretrain_config import Federation, PretrainConfig, defaults_for
+from raysim.generation.weights_folder import CARD, add_to_card, read_json, shipped_names
+from raysim.lifecycle.prepare import load_dataset
 from raysim.tracking.tracker import NullTracker, Status, Tracker
 from raysim.ui import plots
 from raysim.ui.display import Display
+
+if TYPE_CHECKING:
+    from raysim.engine.session import Session
 
 QUALITY = "quality.json"
 RUN = "run.json"
@@ -32,35 +54,183 @@ GRID = "real_and_synthetic.png"
 PREVIEW_IMAGES = 80  # images of a preview, at least one of each class
 
 
-def pretrain(source: str | Path, overrides: Iterable[str] = ()) -> Path:
-    """Train the generator of a configuration and measure its quality; returns the folder with its weights.
+def pretrain(
+    source: str | Path | None = None, overrides: Iterable[str] = (), *, for_run: str | Path | None = None,
+    session: "Session | None" = None,
+) -> Path:
+    """Train a generator and measure its quality; returns the folder with its weights.
+
+    source: the configuration of the training; None: the defaults.  for_run: that of a run, whose data it is trained on,
+    and which then finds the weights.  At least one of the two is needed.  session: an open Ray session, for a training
+    by clients.
 
     SIGINT, SIGTERM and SIGHUP end the training after the current step; it is saved, and Interrupted is raised.
     """
+    overrides = list(overrides)
     with Display() as display, Signals() as signals:
+        plain, where = _read(source, overrides, for_run, display)
+        notes: list[str] = []
+        if for_run is None:
+            config = _checked(plain, where)
+            dataset = load(config.data, notes, by_clients=config.federation is not None)
+        else:
+            dataset = load(plain["data"], notes, by_clients="federation" in plain)
+            if "output" not in plain:
+                plain["output"] = str(Path(HOME) / _name_of(dataset, "federation" in plain))
+            config = _checked(_with_defaults(plain, dataset), where)
+        for note in [*notes, *unread_keys(config, plain)]:
+            display.line(f"note: {note}")
+        folder = Path(config.output).expanduser()
+        again = _command(source, overrides, for_run)
+        if config.federation is not None:
+            _by_clients(config, dataset, display, signals, again, session)
+            return folder
+        config = settle(config, dataset)
+        display.line(f"{dataset.name}: {_described(dataset)}; {config.length:,} steps; weights go to {folder}")
+        if is_finished(folder, config) and _is_measured(folder, config, config.length):
+            display.line(f"{folder} is finished; nothing to do (steps={2 * config.length} would train as long again)")
+            return folder
+        with _own(folder):
+            _to_the_end(config, dataset, display, signals, again)
+        return folder
+
+
+def _by_clients(
+    config: PretrainConfig, dataset: Dataset, display: Display, signals: Signals, again: str, session: "Session | None"
+) -> None:
+    """Have the clients of `federation` train the generator, and measure its quality."""
+    from raysim.commands import pretrain_federated as federated
+
+    folder = Path(config.output).expanduser()
+    run = federated.run_config(config, dataset)
+    display.line(f"{dataset.name}: {_described(dataset)}; {run.rounds:,} rounds; weights go to {folder}")
+    finished = federated.is_finished(folder, run)
+    if finished and _is_measured(folder, config, run.rounds):
+        display.line(f"{folder} is finished; nothing to do (federation.rounds={2 * run.rounds} would go on with it)")
+        return
+
+    def show(weights: Path, round_: int) -> Path:
+        return _draw_samples(config, dataset, weights, round_, "round", display)
+
+    with _own(folder):
+        if not finished:
+            can_show = dataset.channels in (1, 3)
+            run_id = federated.train(
+                config, run, dataset, display, signals, again, show if can_show else None, session
+            )
+            signals.ending = False
+            write_file(folder / RUN, json.dumps({"mlflow_run_id": run_id}).encode(), "output")
+        if config.sampling.images:
+            with _tracked(config, display) as tracker:
+                _measure(config, dataset, display, tracker, run.rounds)
+
+
+def _read(
+    source: str | Path | None, overrides: list[str], for_run: str | Path | None, display: Display
+) -> tuple[PlainDict, str]:
+    """(the keys that the user gave, data and output taken from the run, where they stand)."""
+    plain: PlainDict = {}
+    if source is not None:
         source = find_file(source)
         display.line(f"raysim: reading {source}")
         plain, _ = read_config(source)
-        if "output" not in plain and "steps" not in plain:
-            check_command(plain, "raysim pretrain", source)
-        if code := foreign_code(plain, overrides):
-            display.line(foreign_note(source, code))
-        apply_overrides(plain, overrides)
-        config = validate(PretrainConfig, plain, str(source))
-        _check_sampling(config)
-        notes = unread_keys(config, plain)
-        dataset = load(config.data, notes)
-        for note in notes:
-            display.line(f"note: {note}")
-        display.line(f"{dataset.name}: {len(dataset.train_labels_N):,} training images; {config.steps:,} steps")
-        folder = Path(config.output).expanduser()
-        done = is_finished(folder, config)
-        if done and (not config.sampling.images or (folder / QUALITY).is_file()):
-            display.line(f"{folder} is finished; nothing to do")
-            return folder
-        with _own(folder):
-            _to_the_end(config, dataset, display, signals)
-        return folder
+        if command_for(plain) == "raysim run":
+            told = f"`raysim pretrain --for {source}` trains a generator for its data"
+            raise ConfigError([f"this is the configuration of a single run; {told}"], str(source))
+        check_command(plain, "raysim pretrain", source)
+    if for_run is not None:
+        for_run = find_file(for_run)
+        display.line(f"raysim: reading {for_run}")
+        if "data" in plain:
+            raise ConfigError([f"data: {source} has a section of its own, and --for gives another; remove one"])
+        taken, partition = _from_run(for_run)
+        plain |= taken
+    where = " and ".join(str(file) for file in (source, for_run) if file is not None)
+    if code := [*foreign_code(plain, overrides), *foreign_code(plain.get("federation") or {})]:
+        display.line(foreign_note(where, code))
+    apply_overrides(plain, overrides)
+    if isinstance(plain.get("federation"), dict):
+        inherited = {"partition": partition} if for_run is not None else {}
+        plain["federation"] = _with_names({**inherited, **with_sections(plain["federation"])})
+    return plain, where
+
+
+def _with_names(federation: PlainDict) -> PlainDict:
+    """The keys of a federation, its sections with the name of the default plug-in where they have none, as in a run."""
+    defaults = {key: field.default for key, field in Federation.model_fields.items()}
+    return {
+        key: {"name": defaults[key].name, **value}
+        if isinstance(value, dict) and isinstance(defaults.get(key), Section) else value
+        for key, value in federation.items()
+    }
+
+
+def _from_run(file: str | Path) -> tuple[PlainDict, PlainDict]:
+    """What a run says of the generator that it needs: its data and the folder of the weights; and its partition."""
+    run, _ = read_config(file)
+    check_command(run, "raysim run", file)
+    if not isinstance(run.get("data"), dict):
+        raise ConfigError(["data is missing: --for takes the configuration of a run"], str(file))
+    data = {key: value for key, value in run["data"].items() if key != "augment"}
+    generator = run.get("generator")
+    weights = generator.get("weights") if isinstance(generator, dict) else None
+    names_folder = isinstance(weights, str) and weights not in (AUTO, *shipped_names())
+    partition = dict(run.get("partition") or {"name": "dirichlet"})
+    if partition.get("seed") is None and partition.get("name") != "file":
+        partition["seed"] = run.get("seed", 0)  # so that clients own the same samples
+    return {"data": data, **({"output": weights} if names_folder else {})}, partition
+
+
+def _checked(plain: PlainDict, where: str) -> PretrainConfig:
+    """The configuration of a training; ConfigError lists every problem."""
+    federation = plain.get("federation")
+    if isinstance(federation, dict):
+        try:
+            Federation.model_validate(federation)
+        except ValidationError as error:
+            raise ConfigError(problems_of(error, Federation, federation, "federation"), where) from error
+    config = validate(PretrainConfig, plain, where)
+    if problems := config.problems():
+        raise ConfigError(problems, where)
+    _check_sampling(config)
+    return config
+
+
+def _name_of(dataset: Dataset, by_clients: bool) -> str:
+    """A folder's name: that of the data set, and the beginning of the digest of the images that are trained on."""
+    how = "-federated" if by_clients else ""
+    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', dataset.name)}-{training_images.digest(dataset.train_images)[:8]}{how}"
+
+
+def _with_defaults(plain: PlainDict, dataset: Dataset) -> PlainDict:
+    """The keys with defaults that suit the size of the images; the length of the training only where none is given."""
+    defaults = defaults_for(dataset.image_size)
+    if isinstance(plain.get("unet"), dict):
+        plain = {**plain, "unet": {**defaults["unet"], **plain["unet"]}}
+    if "federation" in plain:
+        return {"unet": defaults["unet"], **plain}
+    if "steps" in plain or "minutes" in plain:
+        defaults = {key: value for key, value in defaults.items() if key not in ("steps", "minutes")}
+    return {**defaults, **plain}
+
+
+def _described(dataset: Dataset) -> str:
+    height, width = dataset.image_size
+    shape = f"{dataset.channels} x {height} x {width} pixels"
+    return f"{len(dataset.train_labels_N):,} training images of {shape}, {dataset.classes} classes"
+
+
+def _command(source: str | Path | None, overrides: list[str], for_run: str | Path | None) -> str:
+    """The command that does this again."""
+    chosen = [] if for_run is None else ["--for", str(for_run)]
+    return shlex.join(["raysim", "pretrain", *chosen, *([] if source is None else [str(source)]), *overrides])
+
+
+def _is_measured(folder: Path, config: PretrainConfig, done: int) -> bool:
+    """Whether the quality of the weights after `done` steps or rounds is known, or is not to be."""
+    if not config.sampling.images:
+        return True
+    return (folder / QUALITY).is_file() and read_json(folder / QUALITY, "output").get("steps_done") == done
 
 
 def _own(folder: Path) -> FolderLock:
@@ -73,19 +243,21 @@ def _own(folder: Path) -> FolderLock:
     return FolderLock(folder)
 
 
-def _to_the_end(config: PretrainConfig, dataset: Dataset, display: Display, signals: Signals) -> None:
-    """Train and measure, and record in MLflow how that ended.  Raises DiskError where the disk refuses a file."""
-    folder = Path(config.output).expanduser()
-    tracker = _tracker(config, folder)
+def _to_the_end(config: PretrainConfig, dataset: Dataset, display: Display, signals: Signals, again: str) -> None:
+    """Train and measure.  again: the command that goes on.  Raises DiskError where the disk refuses a file."""
+    with _tracked(config, display) as tracker:
+        _train(config, dataset, display, tracker, signals, again)
+        if is_finished(Path(config.output).expanduser(), config) and config.sampling.images:
+            _measure(config, dataset, display, tracker, config.length)
+
+
+@contextlib.contextmanager
+def _tracked(config: PretrainConfig, display: Display) -> Iterator[NullTracker]:
+    """The MLflow run of a training, which says how what is done inside has ended."""
+    tracker = _tracker(config, Path(config.output).expanduser())
     status: Status = "FAILED"
     try:
-        _train(config, dataset, display, tracker, signals)
-        if is_finished(folder, config) and config.sampling.images:
-            try:
-                _measure(config, dataset, display, tracker)
-            except OSError as error:
-                told = cannot_write(Path(error.filename or folder), error, "output")
-                raise DiskError(f"{told}; the same command then measures the finished weights again") from error
+        yield tracker
         status = "FINISHED"
     except KeyboardInterrupt:
         status = "KILLED"
@@ -98,7 +270,7 @@ def _to_the_end(config: PretrainConfig, dataset: Dataset, display: Display, sign
 
 def unread_keys(config: PretrainConfig, plain: PlainDict) -> list[str]:
     """The keys of `plain`, as the user wrote them, that have no effect on this training, one line each."""
-    resolved = config.model_dump(mode="json")
+    resolved = config.model_dump(mode="json", exclude={"federation"})
     set_by_user = chosen(walk(PretrainConfig.model_fields, resolved), frozenset(dotted(plain)))
     found = without_effect(set_by_user.values())
     guidance = config.sampling.guidance
@@ -138,30 +310,43 @@ def _tracker(config: PretrainConfig, folder: Path) -> NullTracker:
     return tracker
 
 
-def _train(config: PretrainConfig, dataset: Dataset, display: Display, tracker: NullTracker, signals: Signals) -> None:
+def _train(
+    config: PretrainConfig, dataset: Dataset, display: Display, tracker: NullTracker, signals: Signals, again: str
+) -> None:
     display.phase("steps")
 
     def show(progress: PlainDict) -> None:
         shown = {k: v for k, v in progress.items() if k in ("loss", "images_per_s")}
-        display.round(progress["step"], config.steps, shown, progress.get("eta_s"))
+        display.round(progress["step"], config.length, shown, progress["eta_s"])
+
+    def track(progress: PlainDict) -> None:
         tracker.log_round(progress["step"], {key: progress[key] for key in ("loss", "lr", "images_per_s")})
 
     def preview(weights: Path, step: int) -> None:
-        per_class = max(1, PREVIEW_IMAGES // dataset.classes)
-        images, labels_M = _sample(config, dataset, weights, per_class * dataset.classes)
-        path = weights.parent / "samples" / f"step-{step:07d}.png"
-        tracker.log_figure(plots.image_grid(images, labels_M, dataset.class_names, path, per_class))
+        tracker.log_figure(_draw_samples(config, dataset, weights, step, "step", display))
 
     can_show = dataset.channels in (1, 3)
     signals.ending = True  # signals are only noted from here on, so that every step is completed
     train(
-        config, dataset, show, preview if can_show else None, should_stop=lambda: bool(signals.names),
-        on_problem=lambda problem: display.line(f"warning: {problem}"),
+        config, dataset, track, preview if can_show else None, should_stop=lambda: bool(signals.names),
+        on_problem=lambda problem: display.line(f"warning: {problem}"), on_tick=show,
     )
     signals.ending = False
-    if signals.names:
-        display.line(f"stopped and saved in {config.output}; the same command goes on from there")
-        signals.check()
+    if not is_finished(Path(config.output).expanduser(), config):
+        display.line(f"stopped and saved in {config.output}; go on with: {again}")
+    signals.check()
+
+
+def _draw_samples(
+    config: PretrainConfig, dataset: Dataset, weights: Path, done: int, unit: str, display: Display
+) -> Path:
+    """Draw a grid of sample images from the weights as they are after `done` steps or rounds; returns its path."""
+    per_class = max(1, PREVIEW_IMAGES // dataset.classes)
+    images, labels_M = _sample(config, dataset, weights, per_class * dataset.classes)
+    path = weights.parent / "samples" / f"{unit}-{done:07d}.png"
+    plots.image_grid(images, labels_M, dataset.class_names, path, per_class)
+    display.line(f"samples of {unit} {done:,}: {path}")
+    return path
 
 
 def _sample(config: PretrainConfig, dataset: Dataset, weights: Path, count: int) -> tuple[ByteArray, IntArray]:
@@ -179,8 +364,19 @@ def _sample(config: PretrainConfig, dataset: Dataset, weights: Path, count: int)
     return generator.sample(labels_M, seeds_M), labels_M
 
 
-def _measure(config: PretrainConfig, dataset: Dataset, display: Display, tracker: NullTracker) -> None:
-    """Measure the finished weights; print the quality, and write it to quality.json, model card, figure and MLflow."""
+def _measure(config: PretrainConfig, dataset: Dataset, display: Display, tracker: NullTracker, done: int) -> None:
+    """Measure the finished weights after `done` steps or rounds.  Raises DiskError where the disk refuses a file."""
+    try:
+        _measure_and_write(config, dataset, display, tracker, done)
+    except OSError as error:
+        told = cannot_write(Path(error.filename or config.output), error, "output")
+        raise DiskError(f"{told}; the same command then measures the finished weights again") from error
+
+
+def _measure_and_write(
+    config: PretrainConfig, dataset: Dataset, display: Display, tracker: NullTracker, done: int
+) -> None:
+    """Print the quality, and write it to quality.json, model card, figure and MLflow."""
     from raysim.generation.quality import measure, table
 
     folder = Path(config.output).expanduser()
@@ -188,7 +384,7 @@ def _measure(config: PretrainConfig, dataset: Dataset, display: Display, tracker
     display.line(f"quality: {options.images:,} images with {options.sampler}, {options.steps} steps ...")
     images, labels_M = _sample(config, dataset, folder, options.images)
     used = {"sampler": options.sampler, "steps": options.steps, "guidance": _guidance(config)}
-    quality = {**measure(dataset, images, labels_M, config.seed), "sampling": used, "steps_done": config.steps}
+    quality = {**measure(dataset, images, labels_M, config.seed), "sampling": used, "steps_done": done}
     lines = table(quality)
     for line in lines:
         display.line(line)
@@ -197,7 +393,7 @@ def _measure(config: PretrainConfig, dataset: Dataset, display: Display, tracker
     if dataset.channels in (1, 3):
         real = dataset.train_images, dataset.train_labels_N
         tracker.log_figure(plots.comparison_grid(real, (images, labels_M), dataset.class_names, folder / GRID))
-    tracker.log_round(config.steps, {
+    tracker.log_round(done, {
         "accuracy_from_synthetic": quality["accuracy"]["from_synthetic"],
         "accuracy_from_real": quality["accuracy"]["from_real"],
         "recognised": quality["recognised"],
@@ -207,29 +403,18 @@ def _measure(config: PretrainConfig, dataset: Dataset, display: Display, tracker
         tracker.log_artifact(folder / name)
 
 
-def load(section: PlainDict, notes: list[str] | None = None) -> Dataset:
-    """Load the data set of a pretraining; with `public_frac`, its training images are those that no client owns.
+def load(section: PlainDict, notes: list[str] | None = None, *, by_clients: bool = False) -> Dataset:
+    """The data set of a run with this section `data`, with the images to train on as its training images.
 
-    section: the section `data`.  notes: messages of the data set are appended to it.  Raises ConfigError or UserError.
+    They are those that no client owns, where there are some (`public_frac`), and else those of all clients, as always
+    where the clients train (by_clients).
+    notes: messages of the data set are appended to it.  Raises ConfigError or UserError.
     """
-    from raysim.data.reader import Reader, read_dataset
-    from raysim.data.splits import hold_out
-
-    name = str(section.get("name"))
-    fraction = section.get("public_frac", 0.0)
-    given = {key: value for key, value in section.items() if key not in ("name", "public_frac")}
-    try:
-        source = resolve("data", name)
-        params, problems = check_parameters(source, given, "data", also=["name", "public_frac"])
-    except LookupError as error:
-        raise ConfigError([f"data.name = {name}: {error}"]) from error
-    if problems:
-        raise ConfigError(problems)
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
-        raise UserError(f"data.public_frac = {fraction!r}: give a number from 0 to below 1")
-    dataset = hold_out(
-        read_dataset(name, source, params, Reader(notes=[] if notes is None else notes)), fraction
-    )
-    if dataset.public_images is None or dataset.public_labels_N is None:
+    config = build({"data": section, "rounds": 1}, "the data of the training", sections=("data",))
+    dataset = load_dataset(config, notes)
+    if by_clients or dataset.public_images is None or dataset.public_labels_N is None:
         return dataset
-    return replace(dataset, train_images=dataset.public_images, train_labels_N=dataset.public_labels_N)
+    return replace(
+        dataset, train_images=dataset.public_images, train_labels_N=dataset.public_labels_N, public_images=None,
+        public_labels_N=None,
+    )

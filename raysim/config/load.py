@@ -23,13 +23,18 @@ SORTS = {
 }
 
 
+_OF_PRETRAINING = {
+    "unet", "prediction", "train_steps", "label_dropout", "sampling", "steps", "minutes", "federation",
+}
+
+
 def command_for(plain: PlainMapping) -> str | None:
     """Which command a file with these keys is for, where that can be told: `raysim run`, sweep, pretrain, `ray up`."""
     if "grid" in plain or "base" in plain:
         return "raysim sweep"
     if "cluster_name" in plain:
         return "ray up"
-    if "rounds" not in plain and {"unet", "prediction", "train_steps", "label_dropout", "sampling"} & set(plain):
+    if "rounds" not in plain and _OF_PRETRAINING & set(plain):
         return "raysim pretrain"
     return "raysim run" if set(plain) & set(Config.model_fields) else None
 
@@ -403,4 +408,6 @@ def load_config(
     where = "the configuration" if isinstance(source, Mapping) else str(source)
     config = build(plain, f"{where} with the overrides given" if overrides or changes else where, sections)
     config.changes.extend(notes)
+    if not isinstance(source, Mapping):
+        config.remember_source(str(source), overrides)
     return config

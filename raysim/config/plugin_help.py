@@ -1,8 +1,10 @@
 """The keys of one plug-in, for people: what each accepts, its default, what it is for."""
 
 import inspect
+import typing
 from collections.abc import Iterator
 
+from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from raysim.config.registry import KINDS, parameters, resolve
@@ -26,6 +28,29 @@ def describe(kind: str, name: str) -> list[str]:
     except LookupError as error:
         raise UserError(f"{kind} {name}: {error}") from error
     return [f"{kind} {name}: {inspect.cleandoc(plugin.__doc__ or '')}", "", *(keys or ["  it takes no keys"])]
+
+
+def describe_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """A line for each key of a pydantic model, of the models inside it, too: what it accepts, its default, its purpose.
+
+    prefix: stands before the keys, such as `sampling.`.
+    """
+    schema = model.model_json_schema()
+    for key, field in model.model_fields.items():
+        if inner_model := _model_in(field.annotation):
+            yield from describe_keys(inner_model, f"{prefix}{key}.")
+            continue
+        default = "required" if field.is_required() else f"default {show(_plain(field.default))}"
+        told = accepted(schema["properties"][key], schema)
+        yield f"  {prefix}{key}: {told} ({default}). {' '.join((field.description or '').split())}"
+
+
+def _model_in(annotation: object) -> type[BaseModel] | None:
+    """The model that a key holds, also where it may be null; None for a value, and for the section of a plug-in."""
+    for part in (annotation, *typing.get_args(annotation)):
+        if inspect.isclass(part) and issubclass(part, BaseModel) and part.model_config.get("extra") != "allow":
+            return part
+    return None
 
 
 def key_lines(kind: str, name: str) -> Iterator[tuple[str, str]]:

@@ -157,6 +157,14 @@ class ImageGenerator(Protocol):
         return rng.integer(seed, rng.SYNTHETIC, client, class_, index)
 
     @staticmethod
+    def settled(dataset: "Dataset", **keys: Any) -> dict[str, Any]:  # noqa: ARG004
+        """The keys as all workers are to use them, with what only the driver can look up settled; by default as given.
+
+        Raises UserError where it is not there.
+        """
+        return keys
+
+    @staticmethod
     def notes(dataset: "Dataset", quota_KC: "IntArray", *args: Any, **keys: Any) -> list[str]:  # noqa: ARG004
         """What the user should know about this quota, such as that images repeat; by default nothing."""
         return []

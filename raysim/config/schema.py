@@ -271,6 +271,7 @@ class Config(_Base):
     _changes: list[str] = PrivateAttr(default_factory=list)
     _unread: list[str] = PrivateAttr(default_factory=list)
     _chosen: frozenset[str] = PrivateAttr(default_factory=frozenset)
+    _source: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def changes(self) -> list[str]:
@@ -291,6 +292,15 @@ class Config(_Base):
     def chosen(self) -> frozenset[str]:
         """The dotted names of the keys that the user has set, in a file, a mapping or an override."""
         return self._chosen
+
+    @property
+    def source(self) -> tuple[str, ...]:
+        """The file that the configuration was read from and the overrides; nothing for one that was in no file."""
+        return self._source
+
+    def remember_source(self, file: str, overrides: Sequence[str]) -> None:
+        """Keep what the configuration was read from."""
+        self._source = (file, *overrides)
 
     def remember(self, changes: Sequence[str], unread: Sequence[str], chosen: frozenset[str]) -> None:
         """Keep what was found when this configuration was read."""

@@ -21,9 +21,9 @@ from raysim.local.batched.on_cpu import CpuBatchTrainer
 from raysim.local.batched.on_gpu import VmapTrainer
 from raysim.local.batched.schedule import BatchedClient
 from raysim.local.compression import RESIDUAL, send
-from raysim.local.contract import ClientData, Job, LocalResult
+from raysim.local.contract import ClientData, Job, LocalResult, cross_entropy
 from raysim.local.loop import client_data, train_client
-from raysim.models.flat_model import FlatModel, ImageScale, build_model
+from raysim.models.flat_model import FlatModel, build_model
 
 Vectors = dict[str, Tensor]
 Trained = tuple[ClientReport, Vectors, ClientState | None]
@@ -45,12 +45,14 @@ class ClientRunner:
         self.model = FlatModel(module, device)
         self.algorithm = setup.local.build()
         self.probe = Probe(setup.measure["oui"], setup.seed) if "oui" in setup.measure else None
-        self.scale = ImageScale(dataset.mean, dataset.std, "crop" in setup.augment, "flip" in setup.augment)
+        self.scale = setup.task.scale(dataset, setup.augment)
         self.fixed_statistics = setup.buffers == "global"
         self.batch = self._batch() if setup.client_batching else None
 
     def _batch(self) -> CpuBatchTrainer | VmapTrainer | None:
-        """The trainer of several clients at once, if there is one for this device, model and algorithm."""
+        """The trainer of several clients at once, if there is one for this device, model, algorithm and loss."""
+        if self.setup.task.loss is not cross_entropy:
+            return None
         bf16 = self.setup.bf16
         if self.device == "cpu":
             return None if bf16 else CpuBatchTrainer.of(self.model, self.algorithm, self.scale)
@@ -117,6 +119,7 @@ class ClientRunner:
         job = Job(
             self.model, self.start["params"], self.algorithm.learning_rate(self.round), self.round, task.client,
             len(data.labels_N), broadcast_vectors=dict(self.broadcast_vectors), state=state or None,
+            loss=self.setup.task.loss,
         )
         return BatchedClient(job, data), state, residual_P
 

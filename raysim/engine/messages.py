@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from raysim.config.schema import Update
 from raysim.core.plain import PlainMapping
 from raysim.core.records import FloatArray, IntArray
+from raysim.evaluation.task import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,7 +49,8 @@ class WorkerSetup:
     update: what a client does to its update before it sends it.  buffers: average, local or global (`local.batchnorm`).
     versions: those of the driver's packages, which every worker must have too.  client_batching: whether several
     clients may be trained at once.  seed: that of the run.  model_seed: the seed of the initial parameters; None: that
-    of the run.  partition_seed: the seed of the noise on clients' images; None: that of the run.
+    of the run.  partition_seed: the seed of the noise on clients' images; None: that of the run.  task: what the
+    network is trained for.
     """
 
     seed: int
@@ -64,6 +66,7 @@ class WorkerSetup:
     client_batching: bool = True
     model_seed: int | None = None
     partition_seed: int | None = None
+    task: Task = CLASSIFICATION
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 from ray.exceptions import ObjectLostError
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from raysim.config.protocols import ImageGenerator
     from raysim.config.schema import FineTuning
     from raysim.engine.reduce import UpdateSums
-    from raysim.evaluation.accuracy import ChunkResult
 
 Answer = tuple[ClientReport | Failure, ClientState | None]
 """A client's report or failure, and its new state where the algorithm keeps one."""
@@ -210,17 +209,15 @@ class Worker:
 
     def evaluate(
         self, state: "ModelState", which: Sequence[int], split: Literal["test", "validation"]
-    ) -> list["ChunkResult"]:
-        """Evaluate a model on chunks of a split.  which: their numbers."""
-        from raysim.evaluation.accuracy import evaluate_chunks
-
+    ) -> list[Any]:
+        """What the task finds on chunks of a split, a record each.  which: their numbers."""
         model = self.local.model
         dataset = self.dataset
         model.load(state)
         images, labels_N = dataset.test_images, dataset.test_labels_N
         if split == "validation" and dataset.validation_images is not None and dataset.validation_labels_N is not None:
             images, labels_N = dataset.validation_images, dataset.validation_labels_N
-        return evaluate_chunks(model, images, labels_N, dataset.classes, self.local.scale, which)
+        return self.setup.task.evaluate(model, images, labels_N, dataset.classes, self.local.scale, which)
 
     def fine_tune(
         self, round_: int, state: "ModelState", tasks: Sequence[ClientTask], counts_KC: IntArray, options: "FineTuning"

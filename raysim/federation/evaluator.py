@@ -1,4 +1,4 @@
-"""Accuracy and loss of the global model: on the test split, for each client, and after fine-tuning on a client."""
+"""What the run's task measures of the global model on held-out images, and accuracy after fine-tuning on a client."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from raysim.core.rng import FINE_TUNED, stream
 from raysim.engine.pool import Pool
 from raysim.engine.schedule import Item
 from raysim.evaluation import per_client
-from raysim.evaluation.accuracy import ChunkResult, by_class, chunks, overall, summarise
+from raysim.evaluation.accuracy import chunks
+from raysim.evaluation.task import CLASSIFICATION, Task
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Evaluator:
     """Evaluates on the workers; changes nothing of the run.
 
     test_images, validation_images: how many there are.  class_counts_KC: real samples per client and class, by their
-    true labels.
+    true labels.  task: what is measured.
     """
 
     config: Config
@@ -28,13 +29,16 @@ class Evaluator:
     test_images: int
     validation_images: int
     class_counts_KC: IntArray
+    task: Task = CLASSIFICATION
 
     @classmethod
-    def of(cls, config: Config, pool: Pool, partition: Partition, dataset: Dataset) -> "Evaluator":
-        """For the data and the clients of a run."""
+    def of(
+        cls, config: Config, pool: Pool, partition: Partition, dataset: Dataset, task: Task = CLASSIFICATION
+    ) -> "Evaluator":
+        """For the data, the clients and the task of a run."""
         counts_KC = per_client.class_counts(partition, dataset)
         validation = 0 if dataset.validation_labels_N is None else len(dataset.validation_labels_N)
-        return cls(config, pool, len(dataset.test_labels_N), validation, counts_KC)
+        return cls(config, pool, len(dataset.test_labels_N), validation, counts_KC, task)
 
     def due(self, number: int, model: Callable[[], Any], task: Callable[[int], ClientTask]) -> dict[str, float]:
         """The metrics that are due after round `number`.
@@ -52,16 +56,15 @@ class Evaluator:
         return every is not None and (number % every == 0 or number == self.config.rounds)
 
     def evaluate(self, model_ref: Any) -> dict[str, float]:
-        """Accuracy and loss on the test and the validation split; accuracy over clients, each on its own classes."""
-        results = self._on(model_ref, "test", self.test_images)
-        a_K = per_client.by_client(self.class_counts_KC, by_class(results))
-        row = summarise(results) | per_client.spread("client_accuracy", a_K, self.class_counts_KC.sum(axis=1))
-        if self.validation_images:
-            row |= overall(self._on(model_ref, "validation", self.validation_images), "validation_")
+        """What the task measures on the test and the validation split."""
+        row: dict[str, float] = {}
+        for split, images in (("test", self.test_images), ("validation", self.validation_images)):
+            if images:
+                row |= self.task.metrics(self._on(model_ref, split, images), split, self.class_counts_KC)
         return row
 
-    def _on(self, model_ref: Any, split: str, images: int) -> list[ChunkResult]:
-        """The results on all chunks of a split of so many images."""
+    def _on(self, model_ref: Any, split: str, images: int) -> list[Any]:
+        """What the task finds on all chunks of a split of so many images."""
         items = [Item(chunk, 1.0, f"evaluation of chunk {chunk} ({split})") for chunk in range(chunks(images))]
         answers = self.pool.map(
             items, lambda actor, which: actor.evaluate.remote(model_ref, which, split), kind="evaluate"

@@ -29,6 +29,9 @@ METRICS: dict[str, str] = {
     "validation_accuracy": "accuracy on the validation split, on which the best round is chosen "
     "(data.validation_fraction); only with such a split",
     "validation_loss": "mean cross-entropy per image of the validation split",
+    "denoising_error": "of a generator that clients train (`raysim pretrain` with a federation): mean squared error "
+    "of its prediction on the test split, over all timesteps, under noise that is always the same",
+    "validation_denoising_error": "the same on the validation split",
     "accuracy_class_{class}": "accuracy on the test images of one class, by its number",
     "worst_class_accuracy": "the lowest accuracy of a class that has test images",
     "evaluated_classes": "how many classes have test images, over which the worst is taken",

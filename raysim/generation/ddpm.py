@@ -22,9 +22,10 @@ from raysim.config.protocols import ImageGenerator
 from raysim.core.errors import UserError
 from raysim.core.records import ByteArray, Dataset, IntArray
 from raysim.generation import training_images
+from raysim.generation.find_weights import AUTO, UnsuitableWeights, settled
 from raysim.generation.samplers import Sampler, public_keys
 from raysim.generation.sampling import LANES, check_labels, one_thread, to_uint8
-from raysim.generation.weights_folder import CARD, find_folder, read_json, read_unet
+from raysim.generation.weights_folder import CARD, find_folder, progress, read_json, read_unet
 
 __all__ = ["ddpm"]
 
@@ -36,8 +37,8 @@ class ddpm(ImageGenerator):
     """Class-conditional diffusion model (DDPM, arXiv 2006.11239) with classifier-free guidance (arXiv 2207.12598).
 
     Guidance g predicts null + g (conditional - null): 1 is the plain conditional model, 0 ignores the label.
-    Raises UserError for weights that are missing, damaged, made for other images than the data set's, or trained on
-    some of its test images.
+    Raises UserError for weights that are missing, damaged, unfinished, made for other images than the data set's, or
+    trained on some of its test images.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class ddpm(ImageGenerator):
         dataset: Dataset,
         device: str,
         *,
-        weights: Annotated[str, Field(description="shipped name, or folder of `raysim pretrain`")] = "digits",
+        weights: Annotated[
+            str, Field(description="folder of `raysim pretrain`, or shipped name; auto: those for these images")
+        ] = AUTO,
         sampler: Literal["ddim", "ddpm", "dpmsolver++", "unipc"] = "ddim",
         steps: Annotated[int, Field(ge=1, description="denoising steps per image")] = 20,
         guidance: Annotated[float, Field(ge=0, allow_inf_nan=False, description="1: none, at half the cost")] = 1.0,
@@ -57,8 +60,14 @@ class ddpm(ImageGenerator):
         allow_seen_test: Annotated[
             bool, Field(description="go on though test images are among those that the weights were trained on")
         ] = False,
+        allow_unfinished: Annotated[
+            bool, Field(description="go on though the training of the weights was stopped before its end")
+        ] = False,
     ) -> None:
+        weights = settled(weights, dataset)
         folder = find_folder(weights)
+        if not allow_unfinished:
+            _refuse_unfinished(folder, weights)
         if not allow_seen_test:
             training_images.refuse_seen_test(_trained_on(folder), dataset, weights)
         self.device = torch.device(device)
@@ -72,14 +81,20 @@ class ddpm(ImageGenerator):
         self._is_on_device = False
 
     @staticmethod
+    def settled(dataset: Dataset, **keys: Any) -> dict[str, Any]:
+        """The keys with `weights: auto` replaced by the weights that this machine has for the data set."""
+        return {**keys, "weights": settled(keys["weights"], dataset)}
+
+    @staticmethod
     def notes(dataset: Dataset, quota_KC: IntArray, *, weights: str, **keys: object) -> list[str]:  # noqa: ARG004
         """Say what the weights were trained on, as far as is recorded, and whether their classes have other names.
 
         Trained on: the clients' images, or test images.
         """
+        weights = settled(weights, dataset)
         folder = find_folder(weights)
         return [
-            *training_images.notes_of(_trained_on(folder), dataset, weights),
+            *training_images.notes_of(_trained_on(folder), dataset, weights, _clients(folder)),
             *_name_notes(_card(folder).get("class_names"), dataset.class_names, weights),
         ]
 
@@ -151,8 +166,27 @@ def _card(folder: Path) -> dict[str, Any]:
     return read_json(folder / CARD) if (folder / CARD).is_file() else {}
 
 
+def _clients(folder: Path) -> str:
+    """Of weights that clients trained: who, and with what privacy; empty for others."""
+    by = _card(folder).get("trained_by")
+    if not isinstance(by, dict):
+        return ""
+    privacy = by.get("privacy")
+    epsilon = f", epsilon {privacy['epsilon']:.3g}" if isinstance(privacy, dict) else ""
+    return f"{by.get('who')}{epsilon}"
+
+
 def _trained_on(folder: Path) -> training_images.Keys | None:
     return training_images.recorded(folder, _card(folder))
+
+
+def _refuse_unfinished(folder: Path, weights: str) -> None:
+    done, asked = progress(_card(folder))
+    if done < asked:
+        raise UserError(
+            f"generator.weights = {weights}: their training was stopped after {done:,} of {asked:,} steps; go on with "
+            "it by the same `raysim pretrain` command, or use them as they are with generator.allow_unfinished: true"
+        )
 
 
 def _name_notes(made_for: object, names: Sequence[str], weights: str) -> list[str]:
@@ -202,10 +236,9 @@ def _check_unet(  # Any: a configuration of diffusers, whose keys are attributes
         if made_for[what] != needed[what]
     ]
     if wrong:
-        raise UserError(
+        raise UnsuitableWeights(
             f"generator.weights: {folder} makes images of {', '.join(wrong)}, but the data set {dataset.name!r} has "
-            f"{dataset.channels} channels, {list(dataset.image_size)} pixels and {dataset.classes} classes; "
-            "use weights that were trained on such images"
+            f"{dataset.channels} channels, {list(dataset.image_size)} pixels and {dataset.classes} classes"
         )
     names = card.get("class_names")
     if isinstance(names, list) and names != list(dataset.class_names) and sorted(names) == sorted(dataset.class_names):

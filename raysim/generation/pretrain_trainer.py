@@ -6,24 +6,25 @@ step, so a run that was stopped and resumed ends with the same bits as one that 
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DDPMScheduler
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
-from torch.nn import functional as F
 
 from raysim.core import rng
 from raysim.core.errors import RunError, UserError
 from raysim.core.files import write_atomic
 from raysim.core.plain import PlainDict
 from raysim.core.records import ByteArray, Dataset
+from raysim.generation.denoising import check_halvings
+from raysim.generation.diffusion import Diffusion, Noisy, denoising_error
 from raysim.generation.pretrain_config import PretrainConfig
-from raysim.generation.weights_folder import build_unet
+from raysim.generation.weights_folder import build_unet, read_unet
 
 
 @dataclass(frozen=True)
@@ -40,26 +41,32 @@ class Batch:
 
 
 class Trainer:
-    """The network, its averaged weights (a running mean) and the optimiser of one training run, step by step."""
+    """The network, its averaged weights (a running mean) and the optimiser of one training run, step by step.
+
+    restarts: the steps at which the training was taken up again from finished weights, after which the learning rate
+    rises and falls anew.
+    """
 
     def __init__(self, config: PretrainConfig, dataset: Dataset) -> None:
         self.config = config
         self.dataset = dataset
         self.step = 0
+        self.restarts: list[int] = []
         self.seconds = 0.0
         self.losses: list[Tensor] = []
+        self.reported = math.nan
         self.device = device_of(config.device)
         self.null_class = dataset.classes if config.label_dropout > 0 else None
         self.flips = dataset.flips if config.flips == "auto" else config.flips
         self.unet = build(config, dataset).to(self.device).train()
         self.average = {name: p.detach().clone() for name, p in self.unet.named_parameters()}
         self.optimizer = torch.optim.AdamW(self.unet.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=0.0)
-        self.scheduler: Any = DDPMScheduler(  # diffusers has no types
-            num_train_timesteps=config.train_steps,
-            beta_schedule="squaredcos_cap_v2" if config.schedule == "cosine" else "linear",
-            prediction_type="v_prediction" if config.prediction == "v" else "epsilon",
-            timestep_spacing="trailing",
-        )
+        self.diffusion = Diffusion(config.prediction, config.schedule, config.train_steps)
+
+    @property
+    def scheduler(self) -> Any:  # diffusers has no types
+        """The scheduler of diffusers, whose configuration is kept beside the weights."""
+        return self.diffusion.scheduler
 
     def train_step(self) -> None:
         """Take one optimiser step, and update the averaged weights."""
@@ -71,19 +78,24 @@ class Trainer:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.unet.parameters(), 1.0)
         self.optimizer.step()
-        decay = min(self.config.ema, (1 + self.step) / (10 + self.step))
+        decay = min(self.config.ema, (1 + self.since_start) / (10 + self.since_start))
         with torch.no_grad():
             for name, parameter in self.unet.named_parameters():
                 self.average[name].lerp_(parameter, 1 - decay)
         self.losses.append(loss.detach())
 
+    @property
+    def since_start(self) -> int:
+        """Steps since the last restart, or since the beginning."""
+        return self.step - (self.restarts[-1] if self.restarts else 0)
+
     def learning_rate(self) -> float:
         """The learning rate of the present step: a linear warm-up, then a half cosine to zero at the last step."""
-        warmup = self.config.warmup
-        steps = self.config.steps
-        if self.step <= warmup:
-            return self.config.lr * self.step / warmup
-        done = (self.step - warmup) / max(1, steps - warmup)
+        warmup, step = self.config.warmup, self.since_start
+        steps = self.config.length - (self.step - step)
+        if step <= warmup:
+            return self.config.lr * step / warmup
+        done = (step - warmup) / max(1, steps - warmup)
         return self.config.lr * 0.5 * (1 + math.cos(math.pi * done))
 
     def draw(self, generator: torch.Generator) -> Batch:
@@ -99,37 +111,33 @@ class Trainer:
         return self._noise(clean, labels_B.masked_fill(drop_B, self.null_class or 0), generator)
 
     def _noise(self, clean: Tensor, labels_B: Tensor, generator: torch.Generator) -> Batch:
-        size = len(clean)
-        timesteps = self.config.train_steps
-        # One offset for evenly spaced timesteps: each is still uniform, but a batch covers the whole range.
-        offset = torch.rand((), generator=generator)
-        timesteps_B = ((torch.arange(size) + offset) * (timesteps / size)).long().clamp_(max=timesteps - 1)
-        noise = torch.randn(clean.shape, generator=generator)
-        is_v = self.config.prediction == "v"
-        target = self.scheduler.get_velocity(clean, noise, timesteps_B) if is_v else noise
-        noisy = self.scheduler.add_noise(clean, noise, timesteps_B)
-        return Batch(*(t.to(self.device) for t in (noisy, timesteps_B, labels_B, target)))
+        noisy = self.diffusion.add_noise(clean, generator)
+        return Batch(*(t.to(self.device) for t in (noisy.images, noisy.timesteps_B, labels_B, noisy.target)))
 
     def _loss(self, unet: Any, batch: Batch) -> Tensor:
         bf16 = self.config.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-            predicted = unet(batch.noisy, batch.timesteps_B, batch.labels_B, return_dict=False)[0]
-        return F.mse_loss(predicted.float(), batch.target)
+            return denoising_error(unet, Noisy(batch.noisy, batch.timesteps_B, batch.target), batch.labels_B)
 
     def progress(self, seconds_per_step: float) -> PlainDict:
         """Report the values of a progress line since the last report; raises RunError if the loss is not finite."""
         loss = float(torch.stack(self.losses).mean())
         self.losses.clear()
+        self.reported = loss
         if not math.isfinite(loss):
             raise RunError(f"training diverged before step {self.step} (loss {loss}); lower lr = {self.config.lr}")
         return {
             "step": self.step,
-            "steps": self.config.steps,
+            "steps": self.config.length,
             "loss": loss,
             "lr": self.learning_rate(),
             "images_per_s": self.config.batch_size / seconds_per_step,
-            "eta_s": seconds_per_step * (self.config.steps - self.step),
+            "eta_s": seconds_per_step * (self.config.length - self.step),
         }
+
+    def recent_loss(self) -> float:
+        """The mean loss since the last report, or that of the last report where no step was taken since."""
+        return float(torch.stack(self.losses).mean()) if self.losses else self.reported
 
     def averaged_unet(self) -> Any:  # diffusers has no types
         """Build the network with the averaged weights, in evaluation mode and without gradients."""
@@ -161,7 +169,10 @@ class Trainer:
     def save(self, path: Path) -> None:
         """Write everything that the next step depends on into one file, which is replaced as a whole."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {"step": self.step, "seconds": self.seconds, "config_hash": self.config.hash()}
+        metadata = {
+            "step": self.step, "steps": self.config.length, "restarts": self.restarts, "seconds": self.seconds,
+            "config_hash": self.config.hash(),
+        }
         write_atomic(path, save(self._state(), metadata={"raysim": json.dumps(metadata)}))
 
     def _state(self) -> dict[str, Tensor]:
@@ -175,6 +186,19 @@ class Trainer:
             state[f"exp_avg_sq.{name}"] = moments["exp_avg_sq"]
         return state
 
+    def restart(self, weights: Path, step: int, restarts: Sequence[int]) -> None:
+        """Take up the training of finished weights, those of `step`, with moments of zero and the rate rising anew.
+
+        restarts: where that was done before.
+        """
+        unet, _ = read_unet(weights)
+        with torch.no_grad():
+            for name, parameter in unet.named_parameters():
+                self.unet.get_parameter(name).copy_(parameter)
+                self.average[name].copy_(parameter)
+        self.step = step
+        self.restarts = [*restarts, step]
+
     def resume(self, path: Path) -> None:
         """Load a checkpoint, if there is one; UserError if it is damaged or belongs to another configuration."""
         if not path.is_file():
@@ -183,19 +207,20 @@ class Trainer:
             with safe_open(path, "pt") as file:
                 metadata = json.loads(file.metadata()["raysim"])
                 step, seconds, made_by = int(metadata["step"]), float(metadata["seconds"]), metadata["config_hash"]
+                restarts = [int(step) for step in metadata.get("restarts", [])]
                 saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"output: checkpoint {path} is damaged ({error}); remove it to start again") from None
         if made_by != self.config.hash():
             raise UserError(f"output: {path} belongs to another configuration; choose another folder, or remove it")
         self.step = step
+        self.restarts = restarts
         self.seconds = seconds
         for parameter in self.unet.parameters():
             # AdamW makes its moments at its first step; a resumed run has them before.
             zeros = (torch.zeros_like(parameter.data) for _ in range(2))
-            self.optimizer.state[parameter] = {
-                "step": torch.tensor(float(self.step)), **dict(zip(("exp_avg", "exp_avg_sq"), zeros, strict=True))
-            }
+            moments = dict(zip(("exp_avg", "exp_avg_sq"), zeros, strict=True))
+            self.optimizer.state[parameter] = {"step": torch.tensor(float(self.since_start)), **moments}
         try:
             for name, tensor in self._state().items():
                 tensor.copy_(saved[name])
@@ -209,13 +234,7 @@ def build(config: PretrainConfig, dataset: Dataset) -> Any:  # diffusers has no 
     Raises UserError if the network cannot halve the images as often as it has resolutions.
     """
     unet = config.unet
-    height, width = dataset.image_size
-    factor = 2 ** (len(unet.channels) - 1)
-    if height % factor or width % factor:
-        raise UserError(
-            f"unet.channels: {len(unet.channels)} resolutions halve the image {len(unet.channels) - 1} times, but "
-            f"{height} x {width} pixels of {dataset.name!r} cannot be divided by {factor}; give fewer widths"
-        )
+    check_halvings(dataset.image_size, unet.channels)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.integer(config.seed, rng.PRETRAIN, 0))
         rows = dataset.classes + (1 if config.label_dropout > 0 else 0)

@@ -37,11 +37,21 @@ def record(folder: Path, images: ByteArray) -> PlainDict:
 
     The file is a function of the set of images alone.
     """
+    content = _content(images)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / FILE, content)
+    return {"images": len(images), "file": FILE, "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def digest(images: ByteArray) -> str:
+    """Hex sha256 that identifies a set of images: the one in the card of weights that were trained on it."""
+    return hashlib.sha256(_content(images)).hexdigest()
+
+
+def _content(images: ByteArray) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, np.unique(image_keys(images)))
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / FILE, buffer.getvalue())
-    return {"images": len(images), "file": FILE, "sha256": hashlib.sha256(buffer.getvalue()).hexdigest()}
+    return buffer.getvalue()
 
 
 def recorded(folder: Path, card: PlainMapping) -> Keys | None:
@@ -82,8 +92,11 @@ def refuse_seen_test(keys: Keys | None, dataset: Dataset, weights: str) -> None:
         )
 
 
-def notes_of(keys: Keys | None, dataset: Dataset, weights: str) -> list[str]:
-    """Notes for the summary about which images of the data set the weights were trained on."""
+def notes_of(keys: Keys | None, dataset: Dataset, weights: str, clients: str = "") -> list[str]:
+    """Notes for the summary about which images of the data set the weights were trained on.
+
+    clients: of a training by clients, what the card says of it.
+    """
     name = f"generator.weights = {weights}"
     if keys is None:
         return [f"{name} do not say which images they were trained on, so test images among them cannot be found"]
@@ -91,9 +104,10 @@ def notes_of(keys: Keys | None, dataset: Dataset, weights: str) -> list[str]:
     owned = seen(keys, dataset.train_images)
     tested = seen(keys, dataset.test_images)
     if owned:
+        of_all = f"{owned:,} of the {len(dataset.train_images):,} images of all clients"
         notes.append(
-            f"{name} were trained on {owned:,} of the {len(dataset.train_images):,} images of all clients: what is "
-            "made for one client carries what others own"
+            f"{name} were trained by {clients}: on {of_all}" if clients
+            else f"{name} were trained on {of_all}: what is made for one client carries what others own"
         )
     chosen_on = 0 if dataset.validation_images is None else seen(keys, dataset.validation_images)
     if chosen_on:

@@ -83,6 +83,16 @@ def read_json(path: Path, key: str = "generator.weights") -> PlainDict:
     return content
 
 
+def progress(card: PlainMapping) -> tuple[int, int]:
+    """(steps that are done, steps that there are to be) by the card of weights; 0 of 0 where it does not tell.
+
+    Weights that clients trained are only written when their last round is done.
+    """
+    done, config = card.get("steps_done"), card.get("config")
+    asked = config.get("steps") if isinstance(config, dict) else None
+    return (done, asked) if isinstance(done, int) and isinstance(asked, int) else (0, 0)
+
+
 def read_unet(folder: Path) -> tuple[Any, str]:  # diffusers has no types
     """Read (the float32 network in a weights folder, the sha256 of its weight file).
 

@@ -15,13 +15,15 @@ from raysim.config.load import load_config
 from raysim.config.plugin_guard import blaming
 from raysim.config.plugin_source import with_source
 from raysim.config.protocols import AggregationRule, ImageGenerator, LocalAlgorithm, ServerOptimiser
+from raysim.config.registry import resolve
 from raysim.config.schema import AggregationSection, Config, Section
 from raysim.core.errors import UserError
 from raysim.core.plain import PlainMapping
-from raysim.core.records import IntArray
+from raysim.core.records import Dataset, IntArray
 from raysim.engine.messages import Plugin, WorkerSetup
 from raysim.engine.placement import local_node, place_here
 from raysim.engine.versions import installed
+from raysim.evaluation.task import CLASSIFICATION, Task
 from raysim.federation.cohort import cohort, cohort_size
 from raysim.lifecycle.prepare import Prepared, named
 from raysim.local.batchnorm import check_batch_size
@@ -36,7 +38,7 @@ class Components:
     """The plug-ins of a run as the driver needs them.
 
     model: the global model before round 1.  privacy: the noise and its guarantee; None without noise.
-    generator_fingerprint: identifies the generator's images; empty where none are made.
+    generator_fingerprint: identifies the generator's images; empty where none are made.  task: what the model is for.
     notes: what the user should know about the combination.
     """
 
@@ -47,6 +49,7 @@ class Components:
     privacy: PrivacyMechanism | None = None
     generator_fingerprint: str = ""
     notes: list[str] = field(default_factory=list)
+    task: Task = CLASSIFICATION
 
 
 def read_config(
@@ -78,18 +81,18 @@ def plugin(kind: str, section: Section) -> Plugin[Any]:  # Any: each kind builds
     return Plugin(kind, section.name, section.params)
 
 
-def build_components(config: Config, prepared: Prepared) -> Components:
+def build_components(config: Config, prepared: Prepared, task: Task = CLASSIFICATION) -> Components:
     """Build the plug-ins before anything starts; UserError if one refuses its keys, the data or the cohort."""
     if not len(prepared.dataset.test_labels_N):
         raise UserError(
-            f"data.name = {config.data.name}: there is no test image, so no accuracy could be measured; add a test "
+            f"data.name = {config.data.name}: there is no test image, so nothing could be measured; add a test "
             f"split ({_TEST_SPLITS}), or raise data.test_fraction where there is none"
         )
     with blaming(named(config)):
-        return _build(config, prepared)
+        return _build(config, prepared, task)
 
 
-def _build(config: Config, prepared: Prepared) -> Components:
+def _build(config: Config, prepared: Prepared, task: Task) -> Components:
     rule: AggregationRule = plugin("aggregation", config.aggregation).build()
     participants = cohort_size(config.clients_per_round, prepared.partition.clients)
     n_K = registered_sizes(prepared.partition.sizes_K, prepared.quota_KC, config.aggregation.weight_by)
@@ -99,7 +102,7 @@ def _build(config: Config, prepared: Prepared) -> Components:
     algorithm = plugin("local", config.local).build()
     model = initial_model(config, prepared)
     if ":" in config.model.name:
-        _check_logits(model, prepared, config.model.name)
+        task.check(model, prepared.dataset, config.model.name)
     optimiser = plugin("server", config.server).build()
     algorithm.check(model.module, rule, optimiser)
     _check_combination(config, rule, algorithm, statistics=len(model.buffers_F) + len(model.counters))
@@ -130,11 +133,30 @@ def _build(config: Config, prepared: Prepared) -> Components:
         find_activation(model.module, torch.zeros(3, channels, *size), config.aggregation.params.get("layers"))
     fingerprint = ""
     if prepared.quota_KC.any():
-        generator = plugin("generator", config.generator).build(prepared.dataset, "cpu")
+        generator = build_generator(config, prepared.dataset)
         _check_generator_memory(config, generator.memory_bytes())
         fingerprint = with_source(config.generator.name, generator.fingerprint())
     notes = _notes(config, rule, algorithm, n_K)
-    return Components(rule, algorithm, optimiser, model, privacy, fingerprint, notes)
+    return Components(rule, algorithm, optimiser, model, privacy, fingerprint, notes, task)
+
+
+def generator_plugin(config: Config, dataset: Dataset) -> Plugin[ImageGenerator]:
+    """The generator of a run as workers build it, whatever files their machines have."""
+    section = config.generator
+    return Plugin("generator", section.name, resolve("generator", section.name).settled(dataset, **section.params))
+
+
+def build_generator(config: Config, dataset: Dataset) -> ImageGenerator:
+    """The generator of a run, on the driver; UserError if it cannot make images like those of the data set."""
+    from raysim.generation.find_weights import UnsuitableWeights, remedy
+
+    try:
+        return generator_plugin(config, dataset).build(dataset, "cpu")
+    except UnsuitableWeights as error:
+        if not config.source:
+            raise
+        file, *overrides = config.source
+        raise UserError(f"{error.problem}; {remedy(file, overrides)}") from error
 
 
 def _notes(config: Config, rule: AggregationRule, algorithm: LocalAlgorithm, n_K: IntArray) -> list[str]:
@@ -238,28 +260,12 @@ def initial_model(config: Config, prepared: Prepared) -> FlatModel:
     return FlatModel(module)
 
 
-def _check_logits(model: FlatModel, prepared: Prepared, name: str) -> None:
-    """Refuse a model of the user's own that does not give a number for each class."""
-    dataset = prepared.dataset
-    model.module.eval()
-    with torch.inference_mode():
-        logits = model.module(torch.zeros(2, dataset.channels, *dataset.image_size))
-    model.module.train()
-    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if shape != (2, dataset.classes):
-        raise UserError(
-            f"model.name = {name}: for 2 images it returns {shape}, not (2, {dataset.classes}), "
-            "a number for each class; "
-            "it is built with the channels, the (height, width) and the number of classes of the data"
-        )
-
-
-def worker_setup(config: Config, rule: AggregationRule) -> WorkerSetup:
+def worker_setup(config: Config, rule: AggregationRule, task: Task = CLASSIFICATION) -> WorkerSetup:
     """The settings that every worker needs."""
     return WorkerSetup(
         config.seed, plugin("model", config.model), plugin("local", config.local), tuple(config.data.augment),
         config.resources.precision == "bf16", measures(config.aggregation, rule),
         update=config.update, buffers=config.aggregation.buffers, versions=installed(),
         client_batching=config.resources.client_batching == "auto", model_seed=config.model_seed,
-        partition_seed=config.partition_seed,
+        partition_seed=config.partition_seed, task=task,
     )

@@ -215,7 +215,9 @@ class RunDirectory:
         np.savez_compressed(packed, allow_pickle=False, **arrays)
         self.write("partition.npz", packed.getvalue())
 
-    def write_metrics(self, metrics: "pd.DataFrame", clients: "pd.DataFrame", per_client: "pd.DataFrame") -> None:
+    def write_metrics(
+        self, metrics: "pd.DataFrame", clients: "pd.DataFrame", per_client: "pd.DataFrame | None" = None
+    ) -> None:
         """Write metrics.parquet and metrics.csv (one row per round), clients.parquet (per participant and round).
 
         per_client: one row per client that took part, for people: per_client.csv.
@@ -223,7 +225,8 @@ class RunDirectory:
         self.write(METRICS, metrics.to_parquet(index=False))
         self.write("metrics.csv", metrics.to_csv(index=False).encode())
         self.write("clients.parquet", clients.to_parquet(index=False))
-        self.write(PER_CLIENT, per_client.to_csv(index=False, float_format="%.4f").encode())
+        if per_client is not None:
+            self.write(PER_CLIENT, per_client.to_csv(index=False, float_format="%.4f").encode())
 
     def write_model(self, model: bytes) -> Path:
         """Write model.safetensors; returns its path."""

@@ -8,6 +8,7 @@ from raysim.data.digest import digest
 from raysim.engine.placement import Placement
 from raysim.engine.session import placement_before_start
 from raysim.engine.versions import installed
+from raysim.evaluation.task import CLASSIFICATION, Task
 from raysim.lifecycle.build import Components, build_components
 from raysim.lifecycle.identity import Identity, code_digests
 from raysim.lifecycle.mirror import check_mirror
@@ -30,13 +31,15 @@ class Experiment:
     placement: Placement | None
 
     @classmethod
-    def prepare(cls, config: Config, name: str, dataset: Dataset | None = None) -> "Experiment":
+    def prepare(
+        cls, config: Config, name: str, dataset: Dataset | None = None, task: Task = CLASSIFICATION
+    ) -> "Experiment":
         """Read the data (unless given), partition them, build the plug-ins.  Raises UserError for what cannot work."""
         check_uri(config.tracking.uri)
         check_mirror(config.output.mirror, config.output.dir)
         placement = placement_before_start(config.resources)
         prepared = prepare(config, dataset)
-        components = build_components(config, prepared)
+        components = build_components(config, prepared, task)
         return cls(config, name, prepared, components, identify(config, prepared, components, placement), placement)
 
 

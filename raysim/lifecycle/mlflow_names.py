@@ -12,6 +12,7 @@ FIRST = ("accuracy", "loss", "train_loss", "validation_accuracy", "validation_lo
 GROUPS: dict[str, str] = {
     r"accuracy_class_(\d+)": r"class/accuracy_\1",
     r"worst_class_accuracy": "class/worst",
+    r"((?:validation_)?denoising_error)": r"generator/\1",
     r"evaluated_classes": "class/evaluated",
     r"client_accuracy_(\w+)": r"client/\1",
     r"tuned_client_accuracy_(\w+)": r"tuned_client/\1",
@@ -34,7 +35,7 @@ FIRST_SECTION = "accuracy and loss/"
 
 def mlflow_name(name: str) -> str:
     """The name in MLflow of a metric of metrics.parquet; one that no pattern knows, as of a plug-in, is in `other/`."""
-    if name in FIRST or name.startswith("validation_"):
+    if name in FIRST:
         return name
     for pattern, grouped in GROUPS.items():
         if found := re.fullmatch(pattern, name):

@@ -52,6 +52,14 @@ def find(
     )
 
 
+def changes(folder: Path, config: Config) -> str:
+    """The keys in which an earlier run differs from a configuration, for people; empty where it computes the same."""
+    before = _result_keys(folder)
+    if before is None:
+        return "its run.json or config.yaml is damaged"
+    return _few(differences(before, config.result_keys()))
+
+
 def _in_folder(folder: Path, config: Config) -> RunDirectory:
     """The run in this folder; UserError where there is none, or where it computes something else."""
     if not (folder / "run.json").is_file():

@@ -23,10 +23,10 @@ from raysim.federation.evaluator import Evaluator
 from raysim.federation.server import RoundResult, Server
 from raysim.federation.state import ServerState
 from raysim.federation.synthesis import synthesise
-from raysim.federation.training import initial_result, train_rounds
+from raysim.federation.training import AfterRound, initial_result, train_rounds
 from raysim.lifecycle import resume as resuming
 from raysim.lifecycle import summary as summaries
-from raysim.lifecycle.build import Source, plugin, read_config, worker_setup
+from raysim.lifecycle.build import Source, generator_plugin, read_config, worker_setup
 from raysim.lifecycle.clock import PhaseClock
 from raysim.lifecycle.description import Origin, description, result_tags
 from raysim.lifecycle.directory import MODEL, PER_CLIENT, SUMMARY, RunDirectory, model_bytes, model_sha256
@@ -93,15 +93,16 @@ def run_experiment(
                 return _already_finished(earlier, config.rounds, display)
         directory = earlier or RunDirectory.create(config, name)
         if earlier is None:
-            owned.enter_context(_locked(directory))
+            owned.enter_context(locked(directory))
         origin = origin or Origin("raysim.run" if isinstance(source, Mapping | Config) else Path(source).name)
-        run = _begin(experiment, directory, earlier is None, changes, clock, display, signals, start, mlflow, origin)
+        begun = begin(experiment, directory, earlier is None, changes, clock, display, start, mlflow, origin)
+        run = Run(experiment, *begun, start, signals, resumed=earlier is not None)
         run.record.notes += notes
         del experiment  # frees the driver's copy of the images; from here on those in the object store are used
         return run.to_the_end()
 
 
-def _locked(directory: RunDirectory) -> FolderLock:
+def locked(directory: RunDirectory) -> FolderLock:
     """Take the lock of a new run; its folder is removed where the disk refuses that."""
     try:
         return FolderLock(directory.path)
@@ -121,22 +122,21 @@ def _already_finished(directory: RunDirectory, asked: int, display: Display) -> 
     return Result(metrics, summary, directory.path)
 
 
-def _begin(
+def begin(
     experiment: Experiment,
     directory: RunDirectory,
     is_new: bool,
     accepted: Sequence[str],
     clock: PhaseClock,
     display: Display,
-    signals: Signals,
     start: BackgroundStart,
     mlflow: MlflowProcess | None,
     origin: Origin,
-) -> "_Run":
+) -> tuple[Record, WorkerData]:
     """Start Ray in the background and begin the record; UserError only for an MLflow store that cannot be used."""
     config = experiment.config
     prepared = experiment.prepared
-    setup = worker_setup(config, experiment.components.rule)
+    setup = worker_setup(config, experiment.components.rule, experiment.components.task)
     worker_data = WorkerData(setup, prepared.dataset, prepared.partition)
     shared_memory = shared_memory_note(prepared) if starts_here(config.resources) else []  # before Ray takes some
     start.begin(config.resources, worker_data.give)
@@ -144,12 +144,15 @@ def _begin(
     say_start(display, experiment.placement, directory.path, record.tracker.uri)
     record.note(*shared_memory)
     clock.seconds["prepare"] = clock.so_far()
-    return _Run(experiment, record, worker_data, start, signals, resumed=not is_new)
+    return record, worker_data
 
 
 @dataclass
-class _Run:
-    """An experiment that is running: its record, and the Ray session that it uses."""
+class Run:
+    """An experiment that is running: its record, and the Ray session that it uses.
+
+    hint: how to go on where it is interrupted; None: as a run of its own or of a sweep does.
+    """
 
     experiment: Experiment
     record: Record
@@ -157,6 +160,7 @@ class _Run:
     start: BackgroundStart
     signals: Signals
     resumed: bool
+    hint: str | None = None
 
     def to_the_end(self) -> Result:
         """Run both phases; run directory and tracker then say how the run ended, even after an error."""
@@ -164,15 +168,14 @@ class _Run:
             self.record.begin()
             result = self._with_session()
         except BaseException as error:
-            self._end(error)
+            self.end(error)
             raise
         self.signals.check()  # a signal that arrived after the end does not change this run, but stops the program
         return result
 
-    def _end(self, error: BaseException | None) -> None:
-        alone = self.start.alone
-        hint = "go on with --resume" if alone else "it goes on from there when it is started again"
-        self.record.end(error, self.signals, hint)
+    def end(self, error: BaseException | None) -> None:
+        hint = "go on with --resume" if self.start.alone else "it goes on from there when it is started again"
+        self.record.end(error, self.signals, self.hint or hint)
 
     def _with_session(self) -> Result:
         config = self.experiment.config
@@ -189,7 +192,7 @@ class _Run:
                 return self._phases(session, pool)
         except BaseException as error:
             cause = cause_of(error)
-            self._end(cause)
+            self.end(cause)
             if session is not None:
                 session.after_failure(cause)
             if cause is not error:
@@ -202,7 +205,7 @@ class _Run:
         prepared = replace(self.experiment.prepared, dataset=self.worker_data.dataset)
         self.experiment = replace(self.experiment, prepared=prepared)  # from here on without images of its own
         self.record.note(*store_note(prepared))
-        synthetic = self._images(pool)
+        synthetic = self.images(pool)
         state = self._rounds(pool, synthetic)
         if pool.lost:
             again = f"their unfinished work was done again ({pool.lost_s:.1f} s of it)"
@@ -210,9 +213,9 @@ class _Run:
         self.record.clock.workers = pool.usage.workers()
         if self.start.alone:
             session.discard_pool()  # the remaining work needs memory, but no worker
-        return self._finish(state, synthetic)
+        return self.finish(state, synthetic)
 
-    def _images(self, pool: "Pool") -> Synthetic:
+    def images(self, pool: "Pool") -> Synthetic:
         """Phase 1: make the synthetic images."""
         config = self.experiment.config
         prepared = self.experiment.prepared
@@ -221,7 +224,7 @@ class _Run:
             display.phase("images")
             synthetic = synthesise(
                 pool,
-                plugin("generator", config.generator),
+                generator_plugin(config, prepared.dataset),
                 prepared.dataset,
                 prepared.allocation,
                 config.seed,
@@ -246,7 +249,7 @@ class _Run:
             components.optimiser,
             components.privacy,
         )
-        evaluator = Evaluator.of(config, pool, prepared.dealt, prepared.dataset)
+        evaluator = Evaluator.of(config, pool, prepared.dealt, prepared.dataset, components.task)
         state = server.initial(components.model.state())
         if self.resumed:
             with self.signals.held():
@@ -262,7 +265,8 @@ class _Run:
             self.record.append,
             lambda result: self.record.clock.add_round(result.metrics),
             lambda _: self.signals.check(),
-            _Progress(self.record.display, state.round, config.rounds).show,
+            _Progress(self.record.display, state.round, config.rounds, components.task.shown).show,
+            *self.further_steps(),
             self._track,
             self._checkpoint_if_due,
         ]
@@ -272,6 +276,10 @@ class _Run:
             self.signals.ending = True  # the state is saved before anything else stops it
             self.record.save_unsaved()
             raise
+
+    def further_steps(self) -> list[AfterRound]:
+        """What else comes after each round; nothing here."""
+        return []
 
     def _track(self, result: RoundResult) -> None:
         with self.signals.held():
@@ -283,7 +291,7 @@ class _Run:
         if done % config.output.checkpoint_every == 0 or done == config.rounds:
             self.record.checkpoint()
 
-    def _finish(self, state: ServerState, synthetic: Synthetic) -> Result:
+    def finish(self, state: ServerState, synthetic: Synthetic) -> Result:
         """Write tables, summary, model and figures: small files first, so that a full disk costs as little as can be.
 
         The summary is written twice: before the model, as that of an unfinished run, and at the end.
@@ -343,7 +351,7 @@ class _Run:
         tracker.describe(description(config, prepared, directory.path, summary), result_tags(summary))
         tracker.log_artifact(directory.path / SUMMARY)
         record.display.summary(summary)
-        self._end(None)
+        self.end(None)
         directory.remove_model_folder()
         return Result(metrics, summary, directory.path)
 
@@ -365,7 +373,6 @@ class _Run:
 
 
 _FILES = ("metrics.csv", "metrics.parquet", "clients.parquet", "partition.npz", "quality.json", MODEL)
-_SHOWN = ("accuracy", "validation_accuracy", "loss", "train_loss")
 
 
 class _Progress:
@@ -374,10 +381,11 @@ class _Progress:
     The first round, in which workers load what they need, counts only as long as there is no other.
     """
 
-    def __init__(self, display: Display, first: int, rounds: int) -> None:
+    def __init__(self, display: Display, first: int, rounds: int, names: Sequence[str]) -> None:
         self.display = display
         self.rounds = rounds
         self.first = first
+        self.names = names
         self.began = time.monotonic()
         self.alone = True  # the round that is counted is the first
 
@@ -386,5 +394,5 @@ class _Progress:
         pace_s = (now - self.began) / (done - self.first)
         if self.alone:
             self.alone, self.first, self.began = False, done, now
-        shown = {k: v for k, v in result.metrics.items() if k in _SHOWN}
+        shown = {k: v for k, v in result.metrics.items() if k in self.names}
         self.display.round(done, self.rounds, shown, pace_s * (self.rounds - done))

@@ -3,10 +3,12 @@
 The hooks of a local algorithm are in `raysim.config.protocols.LocalAlgorithm`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from raysim.core.records import ByteArray, IntArray
 from raysim.models.flat_model import FlatModel
@@ -24,6 +26,15 @@ class ClientData:
     n_real: int
 
 
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""(module, x, y_B) -> the mean loss, a scalar, of a batch x, B x channels x height x width in float32, labels y_B."""
+
+
+def cross_entropy(module: nn.Module, x: Tensor, y_B: Tensor) -> Tensor:
+    """The mean cross-entropy of a batch x with labels y_B: the loss of classification."""
+    return F.cross_entropy(module(x), y_B)
+
+
 @dataclass
 class Job:
     """One client's local training while it runs: what the hooks of a local algorithm see and may change.
@@ -31,7 +42,8 @@ class Job:
     start_P: the global parameters, in memory of their own, fixed during the local phase.  lr: learning rate of this
     round.  n: how many samples the client has.  broadcast_vectors: what the server sends besides the model, P each.
     state: the client's state from its last participation; None before the first.  steps: how many are done.
-    scratch: what the hooks keep between each other until `finish`, by name.
+    scratch: what the hooks keep between each other until `finish`, by name.  loss: of a batch, which the task of the
+    run decides (`evaluation.task`).
     """
 
     model: FlatModel
@@ -44,6 +56,7 @@ class Job:
     state: dict[str, Tensor] | None = None
     steps: int = 0
     scratch: dict[str, Any] = field(default_factory=dict)  # tensors, numbers, an optimiser: the algorithm knows
+    loss: Loss = cross_entropy
 
 
 @dataclass(frozen=True)

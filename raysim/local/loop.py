@@ -15,7 +15,7 @@ from raysim.config.protocols import LocalAlgorithm
 from raysim.core import rng
 from raysim.core.records import ByteArray, IntArray
 from raysim.local import batchnorm
-from raysim.local.contract import ClientData, Job, LocalResult
+from raysim.local.contract import ClientData, Job, LocalResult, cross_entropy
 from raysim.local.dense_gradient import DenseGradient
 from raysim.local.sgd import sgd
 from raysim.models.architectures import Classifier
@@ -107,7 +107,7 @@ def train_client(
     mean_loss = 0.0
     with _seeded(device, rng.integer(seed, rng.DROPOUT, *keys)):
         algorithm.start(job)
-        dense = None if bf16 else _dense_gradient(model, algorithm)
+        dense = None if bf16 else _dense_gradient(job, algorithm)
         for x, y_B, is_last in _feed(data, plan, scale, model, augment_rng):
             loss = dense(x, y_B) if dense else _gradient(job, algorithm, x, y_B, bf16)
             algorithm.after_backward(job)
@@ -132,12 +132,13 @@ def _gradient(job: Job, algorithm: LocalAlgorithm, x: Tensor, y_B: Tensor, bf16:
     return loss.detach()
 
 
-def _dense_gradient(model: FlatModel, algorithm: LocalAlgorithm) -> DenseGradient | None:
+def _dense_gradient(job: Job, algorithm: LocalAlgorithm) -> DenseGradient | None:
     """A faster way to compute loss and gradient of fully connected networks, where the loss is plain cross-entropy.
 
     Tested once for each model and batch size; None where it differs from autograd.
     """
-    if type(model.module) is not Classifier or type(algorithm).loss is not sgd.loss:
+    model = job.model
+    if type(model.module) is not Classifier or type(algorithm).loss is not sgd.loss or job.loss is not cross_entropy:
         return None
     dense = DenseGradient.of(model.module.chain())
     key = ("dense gradient", algorithm.batch_size)

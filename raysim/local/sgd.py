@@ -65,10 +65,8 @@ class sgd:
         """Prepare a client's training, before the first step."""
 
     def loss(self, job: "Job", x: "Tensor", y_B: "Tensor") -> "Tensor":
-        """The mean cross-entropy of a batch x with labels y_B."""
-        from torch.nn.functional import cross_entropy
-
-        return cross_entropy(job.model.module(x), y_B)
+        """The mean loss of a batch x with labels y_B: that of the run's task, cross-entropy for classification."""
+        return job.loss(job.model.module, x, y_B)
 
     def after_backward(self, job: "Job") -> None:
         """Change the gradient in place, after `backward` and before the step."""

@@ -19,7 +19,7 @@ from raysim.core.signals import Interrupted
 from raysim.data.datasets import digits
 from raysim.generation import quality
 from raysim.generation.ddpm import ddpm
-from raysim.generation.pretrain_config import PretrainConfig
+from raysim.generation.pretrain_config import PretrainConfig, defaults_for
 from raysim.generation.weights_folder import WEIGHTS
 from raysim.ui.display import Display
 
@@ -84,7 +84,7 @@ def test_a_second_training_into_the_same_folder_is_refused_while_the_first_goes_
 
     monkeypatch.setattr(Display, "round", again)
     pretrain(config, ["tracking.uri=none", "sampling.images=0", "sampling.every=0"])
-    assert refused == [2, 4, 6]
+    assert refused[-1] == 6
 
 
 def test_an_output_folder_that_cannot_be_made_is_refused_by_name(config: Path, tmp_path: Path):
@@ -155,8 +155,10 @@ def test_code_that_the_file_names_is_told(config: Path, capsys: pytest.CaptureFi
     assert said in capsys.readouterr().out
 
 
-def test_an_interrupted_training_is_saved_and_goes_on_to_the_same_weights(config: Path, tmp_path: Path):
-    """SIGTERM at the first report, step 2 of 6: saved there; the second start ends with the bits of one training."""
+def test_an_interrupted_training_is_saved_and_goes_on_to_the_same_weights(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """SIGTERM at the first report, step 1 of 6: saved there; the second start ends with the bits of one training."""
     options = ["checkpoint_every=100", "sampling.images=0", "sampling.every=0", "tracking.uri=none"]
     calm = pretrain(config, [*options, f"output={tmp_path / 'calm'}"])
     show = Display.round
@@ -169,25 +171,136 @@ def test_an_interrupted_training_is_saved_and_goes_on_to_the_same_weights(config
         patch.setattr(Display, "round", interrupted)
         with pytest.raises(Interrupted, match="SIGTERM"):
             pretrain(config, options)
-    assert json.loads((tmp_path / "weights" / "card.json").read_text())["steps_done"] == 2
+    assert json.loads((tmp_path / "weights" / "card.json").read_text())["steps_done"] == 1
+    assert f"go on with: raysim pretrain {config} checkpoint_every=100 " in capsys.readouterr().out
     resumed = pretrain(config, options)
     assert (calm / WEIGHTS).read_bytes() == (resumed / WEIGHTS).read_bytes()
+
+
+OFF = {"images": 0, "every_minutes": 0.0}
 
 
 @pytest.mark.parametrize(
     ("sampling", "dropout", "said"),
     [
-        ({"images": 0, "every": 0, "sampler": "unipc"}, 0.1, "sampling.sampler = unipc has no effect: it is read only"),
+        ({**OFF, "sampler": "unipc"}, 0.1, "sampling.sampler = unipc has no effect: it is read only"),
         ({"images": 0, "every": 5, "sampler": "unipc", "guidance": 2.0}, 0.1, None),
         ({"guidance": 2.0}, 0.0, "sampling.guidance = 2 has no effect: without a null class (label_dropout = 0"),
         ({"guidance": 2.0}, 0.1, None),
-        ({"images": 0, "every": 0, "guidance": 2.0}, 0.0, "sampling.guidance = 2.0 has no effect: it is read only"),
+        ({**OFF, "guidance": 2.0}, 0.0, "sampling.guidance = 2.0 has no effect: it is read only"),
     ],
 )
 def test_a_key_of_sampling_that_nothing_reads_is_named(sampling: dict[str, Any], dropout: float, said: str | None):
     plain = {"data": {"name": "digits"}, "steps": 1, "output": "x", "label_dropout": dropout, "sampling": sampling}
     found = unread_keys(PretrainConfig.model_validate(plain), plain)
     assert found == [] if said is None else len(found) == 1 and found[0].startswith(said)
+
+
+@pytest.fixture
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory of the test's own, with the configuration of a run on pictures that no shipped weights fit.
+
+    Three classes of 12 x 12 pixels, each with a bright line in another row.
+    """
+    monkeypatch.chdir(tmp_path)
+    images = np.random.default_rng(0).integers(0, 60, (60, 1, 12, 12), dtype=np.uint8)
+    labels = np.arange(60) % 3
+    images[np.arange(60), 0, 2 + 3 * labels] = 250
+    np.savez("lines.npz", train_images=images, train_labels=labels)
+    run: dict[str, Any] = {
+        "rounds": 1, "data": {"name": "npz", "path": "lines.npz"}, "tracking": {"uri": "none"},
+        "partition": {"name": "dirichlet", "clients": 2, "alpha": 1.0}, "allocation": {"name": "fedeas", "total": 4},
+        "model": {"name": "cnn", "width": 4, "hidden": 8}, "generator": {"name": "ddpm", "steps": 2},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
+    return tmp_path
+
+
+TINY = ["batch_size=8", "unet.channels=[8]", "sampling.images=0", "tracking.uri=none", "device=cpu"]
+
+
+def prepared(**keys: Any) -> Any:
+    """What a run of run.yaml computes before it starts any worker."""
+    from raysim.lifecycle.build import build_components, read_config
+    from raysim.lifecycle.prepare import prepare
+
+    config = read_config("run.yaml", [], keys)
+    return build_components(config, prepare(config))
+
+
+def test_one_command_trains_the_weights_that_a_run_lacks_and_the_run_finds_them_by_its_data(
+    away: Path, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(UserError, match=r"no weights for the data set .*3 classes\).*`raysim pretrain --for run.yaml`, "
+                                        r"use generator.name=pipeline"):
+        prepared()
+    folder = pretrain(None, [*TINY, "steps=2"], for_run="run.yaml")
+    assert folder.parent == Path("weights") and "1 x 12 x 12 pixels, 3 classes; 2 steps" in capsys.readouterr().out
+    found = prepared().generator_fingerprint
+    assert prepared(generator={"weights": str(folder)}).generator_fingerprint == found
+    with pytest.raises(UserError, match="no weights for the data set"):  # other images of the same file
+        prepared(data={"train_samples": 30})
+    pretrain(None, [*TINY, "steps=1", "output=weights/other"], for_run="run.yaml")
+    with pytest.raises(UserError, match=r"weights/npz\S+, weights/other were all trained on these .*name one"):
+        prepared()
+
+
+def test_a_run_refuses_weights_whose_training_was_stopped_unless_it_is_told_to_use_them(away: Path):
+    pretrain(None, [*TINY, "steps=3", "minutes=1.0e-9"], for_run="run.yaml")
+    with pytest.raises(UserError, match=r"stopped after 1 of 3 steps; go on .*allow_unfinished: true"):
+        prepared()
+    assert prepared(generator={"allow_unfinished": True}).generator_fingerprint
+    pretrain(None, [*TINY, "steps=3"], for_run="run.yaml")
+    assert prepared().generator_fingerprint
+
+
+def test_minutes_alone_become_steps_that_an_interrupted_training_keeps(away: Path, monkeypatch: pytest.MonkeyPatch):
+    """0.01 minutes are 0.6 s; the training is stopped after its first step, and goes on to the number on the card."""
+    monkeypatch.setattr("raysim.generation.pretrain._steps_in", lambda seconds, *_: round(seconds * 5))
+    options = [*TINY, "minutes=0.01"]
+    show = Display.round
+
+    def interrupted(self: Display, number: int, *others: Any) -> None:
+        show(self, number, *others)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Display, "round", interrupted)
+        with pytest.raises(Interrupted):
+            pretrain(None, options, for_run="run.yaml")
+    monkeypatch.setattr("raysim.generation.pretrain._steps_in", lambda *_: 1000)  # a quicker machine
+    card = json.loads((pretrain(None, options, for_run="run.yaml") / "card.json").read_text())
+    assert (card["steps_done"], card["config"]["steps"], card["config"]["minutes"]) == (3, 3, None)
+
+
+def test_a_run_that_names_a_folder_gets_its_weights_there(away: Path):
+    (away / "run.yaml").write_text((away / "run.yaml").read_text().replace("steps: 2", "steps: 2\n  weights: mine"))
+    assert pretrain(None, [*TINY, "steps=1"], for_run="run.yaml") == Path("mine")
+    assert prepared().generator_fingerprint
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["run.yaml"], r"configuration of a single run; `raysim pretrain --for run.yaml` trains a generator"),
+    (["lengthless.yaml"], r"steps is missing: .* or minutes=30"),
+    (["lengthless.yaml", "--for"], "data: lengthless.yaml has a section of its own"),
+    ([None, "--for", "data.path=none.npz"], "none.npz"),
+])
+def test_what_cannot_be_trained_is_said(away: Path, arguments: list[Any], message: str):
+    (away / "lengthless.yaml").write_text("data: {name: npz, path: lines.npz}\noutput: x\nunet: {channels: [8]}\n")
+    source, *rest = arguments
+    overrides = [text for text in rest if "=" in text]
+    with pytest.raises(UserError, match=message):
+        pretrain(source, overrides, for_run="run.yaml" if "--for" in rest else None)
+
+
+@pytest.mark.parametrize(("size", "channels"), [
+    ((8, 8), [32, 64]), ((16, 16), [32, 64]), ((28, 28), [32, 64, 64]), ((32, 32), [32, 64, 64]),
+    ((64, 64), [32, 64, 64, 64]), ((30, 30), [32, 64]), ((27, 27), [32]), ((12, 40), [32, 64, 64]),
+])
+def test_defaults_halve_images_as_often_as_their_size_allows(size: tuple[int, int], channels: list[int]):
+    found = defaults_for(size)
+    assert found["unet"]["channels"] == channels
+    assert ("steps" in found, "minutes" in found) == (max(size) <= 16, max(size) > 16)
 
 
 @pytest.mark.timeout(900)  # two short trainings for each of some twenty writes

@@ -70,7 +70,7 @@ def others_of(name: str, folder: Path) -> dict:
     return {
         "ddpm": {
             "weights": str(folder / "other"), "sampler": "ddpm", "steps": 3, "guidance": 2.0, "batch_size": 32,
-            "spacing": "leading", "precision": "bf16", "allow_seen_test": True,
+            "spacing": "leading", "precision": "bf16", "allow_seen_test": True, "allow_unfinished": True,
         },
         "pipeline": {
             "folder": str(folder / "unet2"), "steps": 3, "guidance": {"guidance": 2.0, "null_class": CLASSES},

@@ -15,7 +15,7 @@ from raysim.core import rng
 from raysim.core.errors import RunError, UserError
 from raysim.core.records import Dataset
 from raysim.generation.ddpm import ddpm
-from raysim.generation.pretrain import CHECKPOINT, pretrain
+from raysim.generation.pretrain import CHECKPOINT, pretrain, settle
 from raysim.generation.pretrain_config import PretrainConfig
 from raysim.generation.pretrain_trainer import Trainer, to_range
 from raysim.generation.weights_folder import SHIPPED, shipped_names
@@ -92,7 +92,8 @@ def test_a_time_limit_leaves_usable_weights_and_a_run_that_goes_on(tmp_path, fin
         card = json.loads((tmp_path / "card.json").read_text())
         assert (card["steps_done"], (tmp_path / CHECKPOINT).exists()) == (step, step < 6)
         assert ("not finished" in (tmp_path / "README.md").read_text()) == (step < 6)
-        generator = ddpm(make_dataset(), "cpu", weights=str(tmp_path), steps=1, allow_seen_test=True)
+        generator = ddpm(make_dataset(), "cpu", weights=str(tmp_path), steps=1, allow_seen_test=True,
+                         allow_unfinished=True)
         assert generator.sample(np.array([1]), np.array([1])).any()
     assert (tmp_path / WEIGHTS).read_bytes() == (finished[0] / WEIGHTS).read_bytes()
 
@@ -110,6 +111,40 @@ def test_weights_or_a_checkpoint_of_another_configuration_are_never_overwritten(
         pretrain(make_config(tmp_path), make_dataset(), stop_at(3))
     with pytest.raises(UserError, match="another configuration"):
         pretrain(make_config(tmp_path, lr=0.1), make_dataset(), ignore)
+
+
+def test_finished_weights_are_trained_on_for_more_steps_with_a_rate_that_rises_anew(tmp_path):
+    """6 steps, then 4 more with warm-up 2: rates of 1/2, 1, 1/2, 0 of the peak; stopped in between, the same bits."""
+    rates: list[float] = []
+    for name in ("whole", "stopped"):
+        pretrain(make_config(tmp_path / name), make_dataset(), ignore)
+    folder = pretrain(make_config(tmp_path / "whole", steps=10), make_dataset(), lambda r: rates.append(r["lr"]))
+    assert np.divide(rates, 0.002).tolist() == pytest.approx([0.5, 1.0, 0.5, 0.0])
+    card = json.loads((folder / "card.json").read_text())
+    assert (card["steps_done"], card["restarts"]) == (10, [6]) and "at step 6" in (folder / "README.md").read_text()
+    with pytest.raises(Stopped):
+        pretrain(make_config(tmp_path / "stopped", steps=10), make_dataset(), stop_at(9))
+    again: list[int] = []
+    pretrain(make_config(tmp_path / "stopped", steps=10), make_dataset(), lambda r: again.append(r["step"]))
+    assert again == [9, 10]
+    assert (tmp_path / "stopped" / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
+    with pytest.raises(UserError, match="another configuration"):
+        pretrain(make_config(folder, steps=12, lr=0.1), make_dataset(), ignore)
+    with pytest.raises(UserError, match="another configuration"):
+        pretrain(make_config(folder, steps=8), make_dataset(), ignore)
+
+
+def test_a_person_hears_of_the_first_step_and_the_last(tmp_path):
+    ticks: list[dict] = []
+    pretrain(make_config(tmp_path, log_every=4), make_dataset(), ignore, on_tick=ticks.append)
+    assert (ticks[0]["step"], ticks[-1]["step"], ticks[-1]["eta_s"]) == (1, 6, 0)
+    assert ticks[0]["loss"] > 0
+
+
+def test_minutes_are_turned_into_steps_that_were_timed(tmp_path):
+    config = settle(make_config(tmp_path, steps=None, minutes=0.02), make_dataset())
+    assert config.steps and config.minutes is None
+    assert settle(config, make_dataset()) is config
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):

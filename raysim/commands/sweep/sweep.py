@@ -309,11 +309,11 @@ class _Inputs:
         )
 
     def _generator(self, config: Config, prepared: Prepared) -> str:
-        from raysim.lifecycle.build import plugin
+        from raysim.lifecycle.build import build_generator
 
         key = json.dumps(config.generator.model_dump(), sort_keys=True), self._key(config)
         if key not in self._generators:
-            built = plugin("generator", config.generator).build(prepared.dataset, "cpu")
+            built = build_generator(config, prepared.dataset)
             self._generators[key] = with_source(config.generator.name, built.fingerprint())
         return self._generators[key]
 
