@@ -23,19 +23,21 @@ PARTS = ("diffusers.models.transformers", "torch._dynamo")
 def unet_class() -> Any:  # diffusers is imported only here, and has no types
     """Import and return `diffusers.UNet2DModel`: the same class as by any other way to import it."""
     if _MODULE not in sys.modules:
-        with contextlib.suppress(Exception), _without_parts():  # whatever fails here is imported in full below
-            importlib.import_module(_MODULE)
+        with contextlib.suppress(Exception), _without(*PARTS):  # whatever fails here is imported in full below
+            importlib.import_module("diffusers.utils")  # which finds out, for good, whether transformers is installed
+            with _without("transformers"):  # another 1 s, for settings that are not used here
+                importlib.import_module(_MODULE)
     module = sys.modules.get(_MODULE)
     return importlib.import_module("diffusers").UNet2DModel if module is None else module.UNet2DModel
 
 
 @contextlib.contextmanager
-def _without_parts() -> Iterator[None]:
-    """A context in which the package loads only the modules that are asked for, and the compiler is not found."""
+def _without(*parts: str) -> Iterator[None]:
+    """A context in which a package of diffusers loads only the modules that are asked for; others are not found."""
     found = importlib.util.find_spec("diffusers")
     root = Path((found and found.origin) or "").parent.parent
     instead: dict[str, ModuleType | None] = {}
-    for part in PARTS:
+    for part in parts:
         if part.startswith("diffusers."):
             bare = ModuleType(part)
             bare.__path__ = [str(root.joinpath(*part.split(".")))]

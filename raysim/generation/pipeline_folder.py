@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -143,7 +144,7 @@ class PipelineFolder:
                 pipe = self.kind.from_pretrained(
                     str(self.path), torch_dtype=dtype, use_safetensors=True, local_files_only=True, **loaded
                 )
-                pipe.to(device)
+                pipe.to(device, dtype)
         except _LOAD_ERRORS as error:
             raise UserError(f"{KEY}: the pipeline in {self.path} cannot be loaded: {error}") from None
         pipe.set_progress_bar_config(disable=True)
@@ -323,7 +324,9 @@ def quiet() -> Iterator[None]:
         library.set_verbosity_error()
         library.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of a new name for `torch_dtype`
+            yield
     finally:
         for library, verbosity in zip(libraries, before, strict=True):
             library.set_verbosity(verbosity)

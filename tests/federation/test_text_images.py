@@ -41,9 +41,6 @@ def test_a_stable_diffusion_gives_the_same_run_with_one_and_two_workers(run, con
     assert other["synthetic_sha256"] == first["synthetic_sha256"] and other["model_sha256"] == first["model_sha256"]
     again = run(config).summary
     assert again["n_synthetic_made"] == 0 and again["synthetic_sha256"] == first["synthetic_sha256"]
-    reworded = {**config, "generator": {**config["generator"], "prompts": "a drawing of the digit {class}"}}
-    other = run(reworded).summary
-    assert other["n_synthetic_made"] == 12 and other["synthetic_sha256"] != first["synthetic_sha256"]
 
 
 def test_more_workers_than_the_memory_holds_are_refused_with_the_number_that_fits(config, monkeypatch):

@@ -11,7 +11,8 @@ CODES = {
 import sys
 from raysim.generation.lean_unet import unet_class
 quick = unet_class()
-print([name for name in ("torch._dynamo", "scipy.stats", "diffusers.models.transformers") if name in sys.modules])
+parts = ("torch._dynamo", "scipy.stats", "diffusers.models.transformers", "transformers")
+print([name for name in parts if name in sys.modules])
 from diffusers import DDPMPipeline, UNet2DConditionModel, UNet2DModel
 import torch
 from diffusers.models import transformers
