@@ -92,7 +92,7 @@ def main() -> None:
             for row in (NONE, *ROWS):
                 if not any(r["row"] == row and r["seed"] == seed for r in rows):
                     rows.append(measured(row, seed, options.work.absolute()))
-                table = pd.DataFrame(rows)
+                table = pd.DataFrame(rows, columns=["row", "seed", "images", *SHOWN])
                 table.to_csv(path, index=False)
                 (options.results / "digits.md").write_text(as_markdown(table), encoding="utf-8")
 
