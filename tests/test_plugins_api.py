@@ -59,7 +59,7 @@ def test_the_page_names_nothing_of_raysim_but_the_public_surface(page):
 
 def test_the_page_has_an_example_of_each_kind_in_under_15_lines_and_its_command(page):
     kinds = [command[0].partition("=")[0] for command in COMMANDS]
-    assert sorted(kinds) == sorted({*KINDS} - {"modifier"})
+    assert sorted(kinds) == sorted([*({*KINDS} - {"modifier"}), "allocation"])  # one looks at counts, one at training
     examples = [node for node in ast.parse(page).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     assert len(examples) == len(kinds)
     for node in examples:
@@ -67,12 +67,13 @@ def test_the_page_has_an_example_of_each_kind_in_under_15_lines_and_its_command(
         assert len([line for line in code if line.strip()]) < 15
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0].rpartition(":")[2])
 def test_every_command_of_the_page_runs(command, page, run, tmp_path):
     """With the generator of the page in place of the diffusion model, which would take longer."""
     generator = [] if command[0].startswith("generator") else ["generator=my_plugins:moved"]
+    rounds = [] if any(change.startswith("rounds=") for change in command) else ["rounds=1"]
     result = run(
-        ROOT / "experiments/quickstart.yaml", [*command, *generator, "rounds=1"],
+        ROOT / "experiments/quickstart.yaml", [*command, *generator, *rounds],
         tracking={"uri": "none"}, resources={"workers": 2},
         output={"dir": str(tmp_path / "runs"), "cache": str(tmp_path / "cache")},
     )
@@ -85,6 +86,17 @@ def test_the_policy_of_the_page_fills_classes_to_the_mean(page):
     assert policy(np.array([[5, 1, 0]])).tolist() == [[0, 1, 2]]
     quota_KC = prepare(load_config({"rounds": 1, "data": {"name": "digits"}}, COMMANDS[0])).quota_KC
     assert quota_KC.shape == (10, 10) and quota_KC.any()
+
+
+def test_the_policy_of_the_page_that_looks_at_the_loss_takes_12_lines_and_meets_its_total(page):
+    """Losses (1, 3) over 1 + (0, 2) and 1 + (1 + 2, 0): weights (1, 1) and (1/4, 3), so of 21 images 4, 4, 1 and 12."""
+    policy = resolve("allocation", "my_plugins:hard_and_rare")
+    counts_KC, images_KC = np.array([[0, 2], [1, 0]]), np.array([[0, 0], [2, 0]])
+    loss_KC = np.array([[1.0, 3.0], [1.0, 3.0]])
+    assert policy(counts_KC, images_KC, loss_KC, total=21).tolist() == [[4, 4], [1, 12]]
+    assert policy(counts_KC, images_KC, loss_KC, total=22).sum() == 22
+    (node,) = (node for node in ast.parse(page).body if getattr(node, "name", "") == "hard_and_rare")
+    assert len((ast.get_source_segment(page, node) or "").splitlines()) <= 12
 
 
 def test_the_algorithm_of_the_page_moves_by_the_sign_of_the_gradient(page):

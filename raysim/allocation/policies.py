@@ -104,6 +104,7 @@ def missing_only(
 
 def fedeas(
     counts_KC: IntArray,
+    images_KC: IntArray | None = None,
     *,
     beta: Annotated[Beta, ReplacedBy("total")] = 12.0,
     entropy: bool = True,
@@ -116,9 +117,11 @@ def fedeas(
     beta: `auto` takes the smallest that removes half of the imbalance at under a quarter of synthetic samples.
     entropy, size: ablations, without the factor (1 - H_k), with nbar_k or 1 for sqrt(nbar_k).
     total: beta is solved for and not used; the quota is trimmed to the exact total.
+    images_KC: what clients got when it was asked before, which then counts as theirs; None: nothing.
     Raises UserError for an empty client, or where no beta satisfies the rule or reaches the total.
     """
     counts_KC = checked_counts(counts_KC)
+    counts_KC = counts_KC if images_KC is None else counts_KC + images_KC
     strength = fedeas_budget.strength_K(counts_KC, entropy, size)
     wanted = resolve_total(total, counts_KC)
     if wanted is not None:

@@ -69,17 +69,18 @@ def iid_fill(counts_KC: IntArray, *, total: Total = None) -> IntArray:
     return served(counts_KC, scaled(quota_KC, resolve_total(total, counts_KC)), "iid_fill")
 
 
-def random(counts_KC: IntArray, seed: int = 0, *, total: Total = None) -> IntArray:
+def random(counts_KC: IntArray, seed: int = 0, round: int = 0, *, total: Total = None) -> IntArray:
     """A random quota: each way to spread the total over clients and classes is equally likely; the control.
 
     w_kc ~ Exp(1), g ~ Multinomial(total, w / sum w), which is uniform over all K x C arrays of whole numbers with this
     sum (a Dirichlet-multinomial with all parameters 1).  What a policy gains over it is due to where it puts images,
     not to how many there are.  With 2 images for 2 cells, (2, 0), (1, 1) and (0, 2) have a chance of 1/3 each.
-    seed: of the run.  Raises UserError without a total, and for an empty client that gets no image.
+    seed: of the run.  round: rounds trained so far; each date has a draw of its own.
+    Raises UserError without a total, and for an empty client that gets no image.
     """
     counts_KC = checked_counts(counts_KC)
     wanted = required_total(total, counts_KC, "random")
-    stream = rng.stream(seed, rng.QUOTA)
+    stream = rng.stream(seed, rng.QUOTA, round)
     weight = stream.exponential(size=counts_KC.size)
     quota_KC = stream.multinomial(wanted, weight / weight.sum()).reshape(counts_KC.shape).astype(np.int64)
     return served(counts_KC, quota_KC, "random")

@@ -314,7 +314,7 @@ def _check_section(section: str, given: PlainDict, deep: bool) -> tuple[PlainDic
 
 
 def _cross_checks(config: Config) -> list[str]:
-    found = [*config.update.problems(), *_masked_values(config.resolved())]
+    found = [*config.update.problems(), *config.generator.keep.problems(), *_masked_values(config.resolved())]
     for key, folder in (("dir", config.output.dir), ("cache", config.output.cache)):
         if folder is not None and "://" in folder:
             found.append(
@@ -326,6 +326,7 @@ def _cross_checks(config: Config) -> list[str]:
                 f"output.{key} = {show(folder)}: a text names a folder; write null for no {key}, or a path such as "
                 "./none for a folder of this name"
             )
+    found += _dates(config)
     name = config.tracking.experiment
     if not name.strip() or len(name) > MOST_NAME or not name.isprintable():
         found.append(
@@ -337,6 +338,19 @@ def _cross_checks(config: Config) -> list[str]:
         there = f"there are only {clients} clients (partition.clients); use at most {clients}"
         return [*found, f"clients_per_round = {per_round}: {there}, or a fraction such as 1.0"]
     return found
+
+
+def _dates(config: Config) -> list[str]:
+    """What is wrong with the rounds after which the allocation policy is asked, one line at most."""
+    at = config.allocation.at
+    if at != sorted(set(at)):
+        return [f"allocation.at = {show(at)}: each round must be later than the one before; write {sorted(set(at))}"]
+    if at[-1] >= config.rounds and at != [0]:
+        return [
+            f"allocation.at = {show(at)}: the run has {config.rounds} rounds, so nothing is trained after round "
+            f"{at[-1]}; use rounds below {config.rounds}, or more rounds"
+        ]
+    return []
 
 
 def _masked_values(plain: PlainMapping, prefix: str = "") -> list[str]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from raysim.local.contract import Job
 
 __all__ = [
+    "MEASURED_INPUTS",
     "POLICY_INPUTS",
     "PROTOCOLS",
     "AggregationRule",
@@ -83,8 +84,20 @@ class Modifier(Protocol):
         ...
 
 
+MEASURED_INPUTS = {
+    "global_accuracy_KC": "K x C in [0, 1]: of the global model on validation images of a class, alike for all clients",
+    "global_loss_KC": "K x C: its mean cross-entropy there",
+    "local_accuracy_KC": "K x C: of client k's model, the global one after the client's training of the next round",
+    "local_loss_KC": "K x C: its mean cross-entropy there",
+}
+"""What training has shown; nan for a class without a validation image.  Known once a round has been trained."""
+
 POLICY_INPUTS = {
     "seed": "int: the seed of the run, for policies that draw",
+    "round": "int: rounds trained so far",
+    "images_KC": "K x C whole numbers: synthetic images that clients have so far",
+    "spent": "int: synthetic images made so far",
+    **MEASURED_INPUTS,
 }
 """What an allocation policy may have as a positional parameter after counts_KC, by name: it is then given it."""
 
@@ -96,7 +109,7 @@ class AllocationPolicy(Protocol):
     """
 
     def __call__(self, counts_KC: "IntArray", /, *args: Any, **keys: Any) -> "IntArray | Allocation":
-        """Images to make, K x C whole numbers >= 0, from the real samples per client and class, K x C, read-only.
+        """Images to make now, K x C whole numbers >= 0, from the real samples per client and class, K x C, read-only.
 
         An `Allocation` in place of the array also says which real samples are left out, or that clients share images.
         A pure function: no files, no randomness but from `seed`.  Raises UserError for a budget that cannot be placed.

@@ -51,7 +51,7 @@ KINDS: dict[str, str] = {
 }
 _MODULES = {
     "data": ("datasets", "files"), "partition": ("partitions",), "modifier": ("modifiers",),
-    "allocation": ("policies", "rivals"), "aggregation": ("mean", "fedoui", "robust"),
+    "allocation": ("policies", "rivals", "trained"), "aggregation": ("mean", "fedoui", "robust"),
 }
 
 

@@ -84,6 +84,47 @@ class PartitionSection(Section):
     """Add Gaussian noise to the images of a fraction of clients: {fraction: 0.2, std: 0.1}."""
 
 
+_FILTERS = ("confidence", "discrepancy")
+
+
+class AllocationSection(Section):
+    """How many synthetic images each client gets of each class."""
+
+    at: Annotated[list[Annotated[int, Field(ge=0), AtMost(10_000_000)]], Field(min_length=1)] = [0]
+    """Rounds after which the policy is asked, ascending; 0: before the first.  `total` is spent over them."""
+
+
+class Keep(_Base):
+    """Which of the images that the generator makes are kept, the best by a classifier; all unless configured."""
+
+    rule: Literal["none", "confidence", "discrepancy"] = "none"
+    """confidence: the surest to be of their class; discrepancy: where the client's and the global model differ most."""
+    ratio: Annotated[float, Field(ge=1, allow_inf_nan=False), AtMost(1000), OnlyWith("rule", *_FILTERS)] = 1.0
+    """Candidates made for each image that is kept; all of them count in `allocation.total`."""
+    classifier: Annotated[str | None, OnlyWith("rule", "confidence")] = None
+    """Folder of a finished run whose model judges the candidates; null: the global model, once a round is trained."""
+
+    @property
+    def candidates(self) -> float:
+        """Candidates made for each image that is kept."""
+        return 1.0 if self.rule == "none" else self.ratio
+
+    def problems(self) -> list[str]:
+        """What does not go together, one line at most."""
+        if self.rule == "none" or self.ratio > 1:
+            return []
+        return [
+            f"generator.keep.ratio = {self.ratio:g}: the rule {self.rule} has nothing to choose from; make more "
+            "candidates than are kept, such as generator.keep.ratio=2, or use generator.keep.rule=none"
+        ]
+
+
+class GeneratorSection(Section):
+    """What makes the synthetic images."""
+
+    keep: Keep = Keep()
+
+
 class ModelSection(Section):
     """The network."""
 
@@ -251,9 +292,9 @@ class Config(_Base):
     """Images and labels."""
     partition: PartitionSection = PartitionSection(name="dirichlet")
     """How the training split is spread over clients."""
-    allocation: Section = Section(name="none")
+    allocation: AllocationSection = AllocationSection(name="none")
     """How many synthetic images each client gets of each class."""
-    generator: Section = Section(name="ddpm")
+    generator: GeneratorSection = GeneratorSection(name="ddpm")
     """What makes the synthetic images."""
     model: ModelSection = ModelSection(name="cnn")
     """The network."""

@@ -155,15 +155,19 @@ class Allocation:
     quota_KC: synthetic images of each class that each client trains on, K x C.  keep_KC: how many real samples of each
     class each client trains on, K x C; None: all of them.  shared: the images come from one pool, which is made once:
     image i of a class is the same for all clients, and a client gets the first quota_kc of class c.
+    candidates_KC: how many images are made for those that are kept (`generator.keep`), K x C; None: all are kept.
     """
 
     quota_KC: IntArray
     keep_KC: IntArray | None = None
     shared: bool = False
+    candidates_KC: IntArray | None = None
 
     @property
     def to_make_KC(self) -> IntArray:
         """The images that are made: K x C, or 1 x C for a pool, which is as large as any client needs."""
+        if self.candidates_KC is not None:
+            return self.candidates_KC
         return self.quota_KC.max(axis=0, keepdims=True) if self.shared else self.quota_KC
 
     @property
@@ -255,6 +259,8 @@ class Synthetic:
     any; its images are sorted by class, then by index.
     made: how many were generated in this run; the others came from the cache.  examples: a few images and their labels.
     pool: the images that clients share, sorted likewise, and how many of each class; None where each has its own.
+    chosen: which images these are, where they were chosen among candidates; else None, and image i of a cell is the
+    i-th that was made for it.
     """
 
     quota_KC: IntArray
@@ -265,8 +271,38 @@ class Synthetic:
     notes: list[str] = field(default_factory=list)
     examples: tuple[ByteArray, IntArray] | None = None
     pool: tuple[Ref, IntArray] | None = None
+    chosen: "Chosen | None" = None
 
     @property
     def images(self) -> int:
-        """How many different images there are."""
-        return int((self.quota_KC if self.pool is None else self.pool[1]).sum())
+        """How many images were made for these, or had been made before: what a budget counts."""
+        return int((self.by_owner()[0] if self.chosen is None else self.chosen.candidates_KC).sum())
+
+    def by_owner(self) -> tuple[IntArray, dict[int, Ref]]:
+        """(images of each owner and class, references to them by owner): of each client, or of the pool as owner 0."""
+        return (self.quota_KC, self.refs) if self.pool is None else (self.pool[1][None], {0: self.pool[0]})
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which images were chosen among candidates.
+
+    keys_M3: client, class and index of each, sorted.  candidates_KC: how many were made for each client and class.
+    """
+
+    keys_M3: IntArray
+    candidates_KC: IntArray
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Images of one client among which some are to be chosen.
+
+    images: reference to them in the object store.  labels_N: their classes.  task: the client's training, where its own
+    model judges them, too; None where another does alone.
+    """
+
+    client: int
+    images: Ref
+    labels_N: IntArray
+    task: ClientTask | None = None

@@ -12,10 +12,11 @@ from raysim.aggregation.oui_probe import Probe
 from raysim.config.plugin_guard import blamed
 from raysim.core import rng
 from raysim.core.errors import described
-from raysim.core.records import ClientReport, ClientTask, Dataset, ModelState, Partition
-from raysim.engine.messages import ClientState, Failure, WorkerSetup
+from raysim.core.records import ByteArray, ClientReport, ClientTask, Dataset, FloatArray, ModelState, Partition
+from raysim.engine.messages import Classifier, ClientState, Failure, WorkerSetup
 from raysim.engine.object_store import get
 from raysim.engine.reduce import Diverged, checked_norm
+from raysim.evaluation.accuracy import log_probabilities
 from raysim.local import batchnorm
 from raysim.local.batched.on_cpu import CpuBatchTrainer
 from raysim.local.batched.on_gpu import VmapTrainer
@@ -23,7 +24,7 @@ from raysim.local.batched.schedule import BatchedClient
 from raysim.local.compression import RESIDUAL, send
 from raysim.local.contract import ClientData, Job, LocalResult, cross_entropy
 from raysim.local.loop import client_data, train_client
-from raysim.models.flat_model import FlatModel, build_model
+from raysim.models.flat_model import FlatModel, ImageScale, build_model
 
 Vectors = dict[str, Tensor]
 Trained = tuple[ClientReport, Vectors, ClientState | None]
@@ -93,6 +94,20 @@ class ClientRunner:
             if isinstance(error, SystemExit) and str(innermost.f_globals.get("__name__")).startswith("ray."):
                 raise  # Ray ends this worker, in the middle of whatever it does
             return self._failure(task.client, error)
+
+    def become(self, round_: int, state: ModelState, task: ClientTask | None) -> None:
+        """Set the model to the one that a client would send in a round, trained alone; None: to the global model."""
+        self.start_from(round_, state)
+        if task is not None:
+            self._alone(task)
+
+    def predict_by(self, classifier: Classifier, state: ModelState, images: ByteArray) -> FloatArray:
+        """What another model says of images: logarithms of probabilities, N x C.  state: its parameters."""
+        build, dataset = classifier.model.build, self.dataset
+        module = build_model(build, dataset.channels, dataset.image_size, dataset.classes, classifier.seed)
+        model = FlatModel(module, self.device)
+        model.load(state)
+        return log_probabilities(model, images, ImageScale(classifier.mean, classifier.std))
 
     def _groups(self, tasks: Sequence[ClientTask]) -> list[list[int]]:
         if self.batch is None:

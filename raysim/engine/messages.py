@@ -70,6 +70,19 @@ class WorkerSetup:
 
 
 @dataclass(frozen=True)
+class Classifier:
+    """A trained model that judges images: how it is built, and the scaling of its input.
+
+    seed: of its initial parameters, which its state replaces.  mean, std: per channel, of pixels in [0, 1].
+    """
+
+    model: "Plugin[nn.Module]"
+    seed: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class SumWeights:
     """The weights of one client in a round's sums: for its update, for its float buffers and for its summed vectors."""
 

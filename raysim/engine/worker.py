@@ -13,6 +13,7 @@ from raysim.config.plugin_guard import ask_generator, blaming
 from raysim.core.errors import RunError
 from raysim.core.records import (
     ByteArray,
+    Candidates,
     ClientReport,
     ClientTask,
     Dataset,
@@ -24,7 +25,7 @@ from raysim.core.records import (
 from raysim.engine import slices
 from raysim.engine.calls import Ref
 from raysim.engine.claims import Claims
-from raysim.engine.messages import ClientState, Failure, PartialSum, Plugin, SumWeights, WorkerSetup
+from raysim.engine.messages import Classifier, ClientState, Failure, PartialSum, Plugin, SumWeights, WorkerSetup
 from raysim.engine.versions import check_versions
 
 if TYPE_CHECKING:
@@ -233,6 +234,52 @@ class Worker:
             key = self.setup.seed, round_, task.client
             fine_tune(local.model, data, local.scale, options, *key, fixed_statistics=local.fixed_statistics)
             answers.append(fine_tuned_accuracy(local.model, self.dataset, local.scale, counts_C, options))
+        return answers
+
+    def measure(
+        self, round_: int, state: "ModelState", tasks: Sequence[ClientTask | None]
+    ) -> list[tuple[FloatArray, FloatArray]]:
+        """(accuracy, loss) by class on the validation split, C each: of a client's model, or the global (None).
+
+        A client's model is the global one after its local training in round `round_`; nothing of it is kept.
+        """
+        from raysim.evaluation.accuracy import accuracy_and_loss
+
+        local, dataset = self.local, self.dataset
+        assert dataset.validation_images is not None and dataset.validation_labels_N is not None
+        answers = []
+        for task in tasks:
+            local.become(round_, state, task)
+            answers.append(accuracy_and_loss(
+                local.model, dataset.validation_images, dataset.validation_labels_N, dataset.classes, local.scale
+            ))
+        return answers
+
+    def score(
+        self, round_: int, state: "ModelState", several: Sequence[Candidates], classifier: Classifier | None
+    ) -> list[FloatArray]:
+        """How good each of these images is, by what a model says of it, for each client (see `evaluation.candidates`).
+
+        state: of the classifier, where there is one, else of the global model.  round_: as in `measure`.
+        """
+        from raysim.engine.object_store import get
+        from raysim.evaluation.accuracy import log_probabilities
+        from raysim.evaluation.candidates import confidence, discrepancy
+
+        local = self.local
+        answers = []
+        for candidates in several:
+            images = get(candidates.images)
+            if classifier is None:
+                local.become(round_, state, None)
+                log_p_NC = log_probabilities(local.model, images, local.scale)
+            else:
+                log_p_NC = local.predict_by(classifier, state, images)
+            if candidates.task is None:
+                answers.append(confidence(log_p_NC, candidates.labels_N))
+            else:
+                local.become(round_, state, candidates.task)
+                answers.append(discrepancy(log_p_NC, log_probabilities(local.model, images, local.scale)))
         return answers
 
     def generate(self, plugin: "Plugin[ImageGenerator]", labels_B: IntArray, seeds_B: IntArray) -> ByteArray:

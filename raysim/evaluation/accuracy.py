@@ -65,6 +65,43 @@ def evaluate_chunks(
     return results
 
 
+def accuracy_and_loss(
+    model: FlatModel, images: ByteArray, labels_N: IntArray, classes: int, scale: ImageScale
+) -> tuple[FloatArray, FloatArray]:
+    """(accuracy, mean cross-entropy) of a model on the images of each class, nan for a class without one: C each.
+
+    images: uint8 N x channels x height x width.  A prediction that is not finite is wrong.
+    """
+    log_p_NC = log_probabilities(model, images, scale)
+    right_N = (log_p_NC.argmax(axis=1) == labels_N) & np.isfinite(log_p_NC).all(axis=1)
+    loss_N = -log_p_NC[np.arange(len(labels_N)), labels_N]
+    n_C = np.bincount(labels_N, minlength=classes)
+    with np.errstate(invalid="ignore"):
+        accuracy_C: FloatArray = np.bincount(labels_N, right_N, minlength=classes) / n_C
+        loss_C: FloatArray = np.bincount(labels_N, loss_N, minlength=classes) / n_C
+    return accuracy_C, loss_C
+
+
+def log_probabilities(model: FlatModel, images: ByteArray, scale: ImageScale) -> FloatArray:
+    """The logarithm of the probability of each class for each image: N x C; computed in chunks of CHUNK images.
+
+    images: uint8 N x channels x height x width.  The model's mode, statistics and random state are not changed.
+    """
+    module = model.module
+    was_training = module.training
+    module.eval()
+    parts = []
+    try:
+        with torch.inference_mode():
+            for start in range(0, len(images), CHUNK):
+                x = torch.from_numpy(images[start : start + CHUNK].copy()).to(model.device)
+                logits = module(scale(x, model.channels_last)).to(torch.float64)
+                parts.append(torch.log_softmax(logits, dim=1).cpu().numpy())
+    finally:
+        module.train(was_training)
+    return np.concatenate(parts)
+
+
 def by_class(results: Iterable[ChunkResult]) -> FloatArray:
     """The accuracy of each class over all chunks, nan for a class without test images: C."""
     found = list(results)

@@ -43,6 +43,8 @@ METRICS: dict[str, str] = {
     "trained the global model on its own samples",
     "train_loss": "mean over the participants of their loss in the last local epoch, weighted by their samples",
     "participants": "clients that finished the round",
+    "synthetic_images": "synthetic images that were made before this round; where the policy is asked again "
+    "(allocation.at)",
     "dropped": "clients of the cohort that failed or diverged and were left out (resources.on_client_failure: drop)",
     "samples": "real and synthetic samples of the participants",
     "steps": "local steps of all participants",

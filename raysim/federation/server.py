@@ -57,6 +57,7 @@ class Server:
     """The plug-ins and the data of a run, and what happens in one round.
 
     Nothing that a round depends on is kept here: the same state gives the same next state, whatever the workers.
+    `synthetic` is the images of the state's allocation; who changes the one sets the other.
     """
 
     def __init__(
@@ -130,10 +131,15 @@ class Server:
             optimiser,
             state.client_states.after({k: put(kept) for k, kept in round_.states.items()}),
             self.rule.state(),
+            state.allocation,
+            state.chosen_M3,
+            state.dates,
         )
         metrics = round_metrics(self.config, round_, table, weights, self.noisy_K, self._model_size(model))
         metrics |= vector_norms(model)
         metrics |= self._privacy(round_.number)
+        if state.allocation is not None:
+            metrics["synthetic_images"] = self.synthetic.images
         metrics |= round_.traffic.metrics(state.model)
         return RoundResult(after, metrics, client_table(round_.number, round_.reports, weights, self.partition))
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from raysim.core.records import FloatArray, ModelState
+from raysim.core.records import Allocation, FloatArray, IntArray, ModelState
 
 
 class ClientStates:
@@ -41,7 +41,10 @@ class ServerState:
     """Everything that the next round depends on.
 
     round: the rounds that are done.  optimiser: the server optimiser's vectors.  rule: what the aggregation rule
-    remembers of earlier rounds, as plain JSON values.
+    remembers of earlier rounds, as plain JSON values.  allocation: the images that clients have; None where that is
+    known before the run.  chosen_M3: client, class and index of these images, where they were chosen among candidates.
+    dates: when the allocation policy was asked, each with `round` and the `images` that there
+    were after it.
     """
 
     round: int
@@ -49,3 +52,6 @@ class ServerState:
     optimiser: dict[str, FloatArray]
     client_states: ClientStates = field(default_factory=ClientStates)
     rule: dict[str, Any] = field(default_factory=dict)
+    allocation: Allocation | None = None
+    chosen_M3: IntArray | None = None
+    dates: tuple[dict[str, int], ...] = ()

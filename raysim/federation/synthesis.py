@@ -1,6 +1,7 @@
 """Phase 1: from a quota to images in the object store, made once by all workers, kept in the cache."""
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,23 @@ from raysim.config.plugin_source import with_source
 from raysim.config.protocols import ImageGenerator
 from raysim.config.registry import resolve
 from raysim.core.files import cannot_write
-from raysim.core.records import Allocation, ByteArray, Dataset, IntArray, Synthetic, sha256
+from raysim.core.records import (
+    Allocation,
+    BoolArray,
+    ByteArray,
+    Candidates,
+    Chosen,
+    Dataset,
+    FloatArray,
+    IntArray,
+    Synthetic,
+    sha256,
+)
 from raysim.engine.messages import Plugin
 from raysim.engine.object_store import get, put
 from raysim.engine.pool import Pool
 from raysim.engine.schedule import Item
+from raysim.evaluation.candidates import best
 from raysim.generation.image_cache import ImageCache
 
 if TYPE_CHECKING:
@@ -41,11 +54,13 @@ def synthesise(
     seed: int,
     cache_root: str | None,
     display: "Display",
+    earlier: Synthetic | None = None,
 ) -> Synthetic:
     """Make the images of an allocation, or take them from the cache, and put them into the object store.
 
     Image i of class c of client k depends on the generator, the seed and (k, c, i) alone, so neither the number of
     workers nor what was cached changes a pixel.  Images that clients share are made once, for the client POOL.
+    earlier: images of the same run that this allocation extends; they are neither made nor read again.
     """
     began = time.monotonic()
     quota_KC = allocation.quota_KC
@@ -54,21 +69,136 @@ def synthesise(
     keys_M3 = image_keys(allocation.to_make_KC)
     if allocation.shared:
         keys_M3[:, 0] = POOL
-    images = np.empty((len(keys_M3), dataset.channels, *dataset.image_size), dtype=np.uint8)
-    fingerprint = with_source(generator.name, _fingerprint(pool, generator, dataset))
-    keeper = _Keeper.open(cache_root, fingerprint, seed, keys_M3, images)
-    missing = keeper.missing()
-    display.line(keeper.describe(len(missing)))
-    _generate(pool, generator, keeper, missing, seed, display)
-    pool.tell(lambda actor: actor.release_generator.remote())
+    images = _room(dataset, len(keys_M3))
+    wanted = np.flatnonzero(~_fill(images, keys_M3, earlier))
+    made, told = _make(pool, generator, dataset, keys_M3, images, wanted, seed, cache_root, display)
     pool_ref = put(images) if allocation.shared else None
     refs = _own(images, quota_KC) if pool_ref is None else _dealt(images, keys_M3, quota_KC, pool_ref)
     notes = resolve("generator", generator.name).notes(dataset, quota_KC, **generator.params)
     return Synthetic(
-        quota_KC, refs, sha256(quota_KC, images), len(missing), time.monotonic() - began,
-        [*notes, *keeper.notes()], _examples(keys_M3, images),
+        quota_KC, refs, sha256(quota_KC, images), made + (earlier.made if earlier else 0),
+        time.monotonic() - began + (earlier.seconds if earlier else 0.0),
+        [*notes, *told], _examples(keys_M3, images),
         None if pool_ref is None else (pool_ref, allocation.to_make_KC[0]),
     )
+
+
+Judge = Callable[[Sequence[Candidates]], dict[int, FloatArray]]
+"""(candidates of some clients) -> how good each is, by client; the larger, the sooner it is kept."""
+
+
+def synthesise_and_choose(
+    pool: Pool,
+    generator: Plugin[ImageGenerator],
+    dataset: Dataset,
+    allocation: Allocation,
+    seed: int,
+    cache_root: str | None,
+    display: "Display",
+    judge: Judge,
+    earlier: Synthetic | None = None,
+) -> Synthetic:
+    """Make the candidates that an allocation adds, and put the best of each client and class into the object store.
+
+    Candidate i of a cell is the same image as in `synthesise`; what an earlier date made is not judged again, and the
+    candidates of this one follow it.  judge: says how good they are.  earlier: what was chosen before.
+    """
+    assert allocation.candidates_KC is not None
+    began = time.monotonic()
+    had = earlier if earlier is not None and earlier.chosen is not None else None
+    before = Chosen(np.empty((0, 3), dtype=np.int64), np.zeros_like(allocation.quota_KC))
+    before = had.chosen if had is not None and had.chosen is not None else before
+    keys_M3 = image_keys(allocation.candidates_KC - before.candidates_KC)
+    keys_M3[:, 2] += before.candidates_KC[keys_M3[:, 0], keys_M3[:, 1]]
+    images = _room(dataset, len(keys_M3))
+    every = np.arange(len(keys_M3))
+    made: int = 0
+    told: list[str] = []
+    if len(every):
+        made, told = _make(pool, generator, dataset, keys_M3, images, every, seed, cache_root, display)
+    ends_K1 = np.searchsorted(keys_M3[:, 0], np.arange(len(allocation.quota_KC) + 1)).tolist()
+    owned = {k: slice(ends_K1[k], ends_K1[k + 1]) for k in np.unique(keys_M3[:, 0]).tolist()}
+    scores = judge([Candidates(k, put(images[rows]), keys_M3[rows, 1]) for k, rows in owned.items()])
+    score_M = np.concatenate([scores[k] for k in owned]) if owned else np.empty(0)
+    rows_M = best(keys_M3, score_M, allocation.quota_KC - (0 if had is None else had.quota_KC))
+    kept_M3, kept = np.concatenate([before.keys_M3, keys_M3[rows_M]]), images[rows_M]
+    if had is not None and had.refs:
+        kept = np.concatenate([*(get(had.refs[k]) for k in sorted(had.refs)), kept])
+    order = np.lexsort((kept_M3[:, 2], kept_M3[:, 1], kept_M3[:, 0]))
+    return _chosen(
+        generator, dataset, allocation, kept_M3[order], kept[order], made + (had.made if had else 0),
+        time.monotonic() - began + (had.seconds if had else 0.0), told,
+    )
+
+
+def make_chosen(
+    pool: Pool,
+    generator: Plugin[ImageGenerator],
+    dataset: Dataset,
+    allocation: Allocation,
+    keys_M3: IntArray,
+    seed: int,
+    cache_root: str | None,
+    display: "Display",
+) -> Synthetic:
+    """The images that a run before had chosen, made again or taken from the cache.  keys_M3: which, sorted."""
+    began = time.monotonic()
+    images = _room(dataset, len(keys_M3))
+    made: int = 0
+    told: list[str] = []
+    if len(keys_M3):
+        rows = np.arange(len(keys_M3))
+        made, told = _make(pool, generator, dataset, keys_M3, images, rows, seed, cache_root, display)
+    return _chosen(generator, dataset, allocation, keys_M3, images, made, time.monotonic() - began, told)
+
+
+def _chosen(
+    generator: Plugin[ImageGenerator], dataset: Dataset, allocation: Allocation, keys_M3: IntArray, images: ByteArray,
+    made: int, seconds: float, told: list[str],
+) -> Synthetic:
+    assert allocation.candidates_KC is not None
+    quota_KC = allocation.quota_KC
+    notes = resolve("generator", generator.name).notes(dataset, quota_KC, **generator.params) if len(images) else []
+    return Synthetic(
+        quota_KC, _own(images, quota_KC), sha256(quota_KC, keys_M3, images), made, seconds, [*notes, *told],
+        _examples(keys_M3, images) if len(images) else None, chosen=Chosen(keys_M3, allocation.candidates_KC),
+    )
+
+
+def _room(dataset: Dataset, images: int) -> ByteArray:
+    return np.empty((images, dataset.channels, *dataset.image_size), dtype=np.uint8)
+
+
+def _make(
+    pool: Pool, generator: Plugin[ImageGenerator], dataset: Dataset, keys_M3: IntArray, images: ByteArray,
+    wanted: IntArray, seed: int, cache_root: str | None, display: "Display",
+) -> tuple[int, list[str]]:
+    """Fill these rows of `images`, from the cache or by the workers; (how many were made, notes)."""
+    fingerprint = with_source(generator.name, _fingerprint(pool, generator, dataset))
+    keeper = _Keeper.open(cache_root, fingerprint, seed, keys_M3, images)
+    missing = keeper.missing(wanted)
+    display.line(keeper.describe(len(wanted), len(missing)))
+    _generate(pool, generator, keeper, missing, seed, display)
+    pool.tell(lambda actor: actor.release_generator.remote())
+    return len(missing), keeper.notes()
+
+
+def _fill(images: ByteArray, keys_M3: IntArray, earlier: Synthetic | None) -> BoolArray:
+    """Copy the images that were made before into their rows; returns for each row whether it was: M."""
+    made_before_M = np.zeros(len(keys_M3), dtype=np.bool_)
+    if earlier is None:
+        return made_before_M
+    quota_KC, refs = earlier.by_owner()
+    first = int(keys_M3[0, 0]) if earlier.pool is not None else 0
+    ends_K1 = np.searchsorted(keys_M3[:, 0], first + np.arange(len(quota_KC) + 1))
+    for k, reference in refs.items():
+        rows = np.arange(ends_K1[k], ends_K1[k + 1])
+        classes, index = keys_M3[rows, 1], keys_M3[rows, 2]
+        had = index < quota_KC[k, classes]
+        starts_C = np.cumsum(quota_KC[k]) - quota_KC[k]
+        images[rows[had]] = get(reference)[(starts_C[classes] + index)[had]]
+        made_before_M[rows[had]] = True
+    return made_before_M
 
 
 def _own(images: ByteArray, quota_KC: IntArray) -> dict[int, Any]:
@@ -123,14 +253,19 @@ class _Keeper:
         except RuntimeError as error:  # a `~` without a home
             return cls(keys_M3, images, None, f"output.cache = {root} cannot be used ({error}); no image is kept")
 
-    def missing(self) -> IntArray:
-        """Rows whose images are not in the cache; the others are filled in."""
+    def missing(self, wanted: IntArray) -> IntArray:
+        """Of these rows, those whose images are not in the cache; the others are filled in."""
         if self.cache is None:
-            return np.arange(len(self.keys_M3))
-        return np.flatnonzero(~self.cache.fill(self.keys_M3, self.images))
+            return wanted
+        if len(wanted) == len(self.keys_M3):
+            return np.flatnonzero(~self.cache.fill(self.keys_M3, self.images))
+        part = self.images[wanted]
+        found = self.cache.fill(self.keys_M3[wanted], part)
+        self.images[wanted[found]] = part[found]
+        return wanted[~found]
 
-    def describe(self, missing: int) -> str:
-        total = len(self.keys_M3)
+    def describe(self, total: int, missing: int) -> str:
+        """What is said of `total` images of which so many are to be made."""
         if self.cache is None:
             return f"{total:,} synthetic images to make; no cache"
         size = self.cache.size_bytes() / 1e6
@@ -204,9 +339,7 @@ def sample_of(synthetic: Synthetic, most: int) -> tuple[ByteArray, IntArray]:
 
     Raises ValueError where there is none.
     """
-    quota_KC, refs = synthetic.quota_KC, synthetic.refs
-    if synthetic.pool is not None:
-        quota_KC, refs = synthetic.pool[1][None], {0: synthetic.pool[0]}
+    quota_KC, refs = synthetic.by_owner()
     labels_M = image_keys(quota_KC)[:, 1]
     rows = np.unique(np.linspace(0, len(labels_M) - 1, min(most, len(labels_M))).round().astype(np.int64))
     starts = np.cumsum(quota_KC.sum(axis=1)) - quota_KC.sum(axis=1)

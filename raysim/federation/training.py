@@ -18,13 +18,16 @@ def train_rounds(
     state: ServerState,
     rounds: int,
     after_round: Sequence[AfterRound] = (),
+    before_round: Callable[[ServerState], ServerState] = lambda state: state,
 ) -> ServerState:
     """All rounds that are left until `rounds` are done; returns the last state.
+
+    before_round: gives the state from which the next round begins, such as one with more images.
 
     An exception, such as an interrupt, leaves the rounds before it as `after_round` has seen them.
     """
     while state.round < rounds:
-        result = timed_round(server, evaluator, state)
+        result = timed_round(server, evaluator, before_round(state))
         state = result.state
         for step in after_round:
             step(result)

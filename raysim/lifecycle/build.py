@@ -1,5 +1,6 @@
 """Builds the plug-ins of a configuration, and refuses what cannot work together."""
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from raysim.config.registry import resolve
 from raysim.config.schema import AggregationSection, Config, Section
 from raysim.core.errors import UserError
 from raysim.core.plain import PlainMapping
-from raysim.core.records import Dataset, IntArray
+from raysim.core.records import Dataset, IntArray, sha256
 from raysim.engine.messages import Plugin, WorkerSetup
 from raysim.engine.placement import local_node, place_here
 from raysim.engine.versions import installed
@@ -96,6 +97,8 @@ def _build(config: Config, prepared: Prepared, task: Task) -> Components:
     rule: AggregationRule = plugin("aggregation", config.aggregation).build()
     participants = cohort_size(config.clients_per_round, prepared.partition.clients)
     n_K = registered_sizes(prepared.partition.sizes_K, prepared.quota_KC, config.aggregation.weight_by)
+    if prepared.schedule is not None and config.aggregation.weight_by == "total":
+        _check_sizes(config, rule)
     rule.check(participants)
     rule.register(n_K, participants)
     _check_cohorts(config, rule, n_K, participants)
@@ -132,10 +135,10 @@ def _build(config: Config, prepared: Prepared, task: Task) -> Components:
         size = prepared.dataset.image_size
         find_activation(model.module, torch.zeros(3, channels, *size), config.aggregation.params.get("layers"))
     fingerprint = ""
-    if prepared.quota_KC.any():
+    if prepared.makes_images:
         generator = build_generator(config, prepared.dataset)
         _check_generator_memory(config, generator.memory_bytes())
-        fingerprint = with_source(config.generator.name, generator.fingerprint())
+        fingerprint = generator_fingerprint(config, prepared.dataset, generator)
     notes = _notes(config, rule, algorithm, n_K)
     return Components(rule, algorithm, optimiser, model, privacy, fingerprint, notes, task)
 
@@ -157,6 +160,19 @@ def build_generator(config: Config, dataset: Dataset) -> ImageGenerator:
             raise
         file, *overrides = config.source
         raise UserError(f"{error.problem}; {remedy(file, overrides)}") from error
+
+
+def generator_fingerprint(config: Config, dataset: Dataset, generator: ImageGenerator) -> str:
+    """What identifies the images of a run: the generator, and the classifier that chooses among them, if any."""
+    fingerprint = with_source(config.generator.name, generator.fingerprint())
+    folder = config.generator.keep.classifier
+    if config.generator.keep.rule != "confidence" or folder is None:
+        return fingerprint
+    from raysim.lifecycle.kept_model import load_classifier
+
+    state = load_classifier(folder, dataset)[1]
+    chosen_by = sha256(state.params_P, state.buffers_F, state.counters)
+    return hashlib.sha256(f"{fingerprint} chosen by {chosen_by}".encode()).hexdigest()
 
 
 def _notes(config: Config, rule: AggregationRule, algorithm: LocalAlgorithm, n_K: IntArray) -> list[str]:
@@ -184,6 +200,16 @@ def _check_generator_memory(config: Config, each: int) -> None:
         raise UserError(
             f"generator.name = {config.generator.name}: its weights take {each / 1e9:,.1f} GB in each of "
             f"{placement.workers} workers, and this machine has {memory / 1e9:,.1f} GB of memory; {remedy}"
+        )
+
+
+def _check_sizes(config: Config, rule: AggregationRule) -> None:
+    """Refuse a rule that is told the sizes of all clients once, where these grow during the training."""
+    if type(rule).register is not AggregationRule.register or config.update.private:
+        reader = "the noise" if config.update.private else config.aggregation.name
+        raise UserError(
+            f"aggregation.weight_by = total: {reader} reads the sizes of all clients before round 1, and "
+            f"with allocation.at = {config.allocation.at} they change later; use aggregation.weight_by=real"
         )
 
 

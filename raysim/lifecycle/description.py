@@ -62,7 +62,7 @@ def _tags(config: Config, prepared: Prepared, origin: Origin) -> dict[str, str]:
         "clients": str(prepared.partition.clients),
         "alpha": "" if alpha is None else f"{alpha:g}",
         "allocation": config.allocation.name,
-        "generator": config.generator.name if prepared.quota_KC.any() else "",
+        "generator": config.generator.name if prepared.makes_images else "",
         "seed": str(config.seed),
         "sweep": origin.sweep,
     }
@@ -120,7 +120,7 @@ def _clients(config: Config, prepared: Prepared) -> str:
 
 def _images(config: Config, prepared: Prepared) -> str:
     images = prepared.images
-    if not images:
+    if not prepared.makes_images:
         return "no synthetic image"
     drawn = prepared.dealt.drawn is not None  # whose counts take minutes
     balance = 0 if drawn else full_balance(prepared.dealt.counts_KC)
@@ -128,7 +128,8 @@ def _images(config: Config, prepared: Prepared) -> str:
     shared = ", shared by all clients" if prepared.allocation.shared else ""
     left_out = f"; {prepared.left_out:,} real samples are left out" if prepared.left_out else ""
     made = f"{images:,} synthetic by {config.generator.name}, dealt out by {config.allocation.name}"
-    return f"{made}{share}{shared}{left_out}"
+    asked = "" if prepared.schedule is None else f", asked after rounds {', '.join(map(str, prepared.schedule.at))}"
+    return f"{made}{share}{shared}{asked}{left_out}"
 
 
 def _training(config: Config) -> str:

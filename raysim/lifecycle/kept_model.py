@@ -6,11 +6,12 @@ import torch
 from torch import nn
 
 from raysim.core.errors import UserError
-from raysim.core.records import Dataset
+from raysim.core.records import Dataset, ModelState
+from raysim.engine.messages import Classifier
 from raysim.lifecycle.build import plugin, read_config
 from raysim.lifecycle.directory import MODEL, SUMMARY, RunDirectory, readable
 from raysim.models.classifier import ImageClassifier
-from raysim.models.flat_model import build_model
+from raysim.models.flat_model import FlatModel, build_model
 from raysim.tracking.model_folder import write_model_folder
 
 EXAMPLES = 2  # images in the input example
@@ -49,3 +50,26 @@ def load_model(folder: str | Path) -> ImageClassifier:
     with readable(directory.path / MODEL):
         module.load_state_dict(load_file(directory.path / MODEL))
     return ImageClassifier(module, summary["image_mean"], summary["image_std"]).eval()
+
+
+def load_classifier(folder: str | Path, dataset: Dataset) -> tuple[Classifier, ModelState]:
+    """The trained model of a finished run, to judge images by: (how it is built, its parameters).
+
+    Raises UserError as `load_model` does, and for a model of other images or other classes than those of the data set.
+    """
+    key = f"generator.keep.classifier = {folder}"
+    try:
+        model = load_model(folder)
+        directory = RunDirectory(Path(folder).expanduser())
+        summary, config = directory.summary() or {}, read_config(directory.path / "config.yaml", (), {})
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from error
+    shape, classes = [dataset.channels, *dataset.image_size], len(summary["class_names"])
+    if summary["image"] != shape or classes != dataset.classes:
+        raise UserError(
+            f"{key}: its model takes images of {summary['image']} and knows {classes} classes, and {dataset.name} has "
+            f"images of {shape} and {dataset.classes} classes; give a run on such data"
+        )
+    seed = config.model_seed
+    mean, std = tuple(map(float, summary["image_mean"])), tuple(map(float, summary["image_std"]))
+    return Classifier(plugin("model", config.model), seed, mean, std), FlatModel(model.module).state()

@@ -16,13 +16,15 @@ from raysim.ui.display import Display
 def say_plan(display: Display, config: Config, prepared: Prepared) -> None:
     """Show the data, the clients and the images asked for, in a line or two before anything starts."""
     sizes_K = prepared.partition.sizes_K
+    number = "its own number of" if prepared.budget is None else f"{prepared.budget:,}"
+    asked = "" if prepared.schedule is None else f", asked after rounds {', '.join(map(str, prepared.schedule.at))}"
     left_out = f", {prepared.left_out:,} real samples left out" if prepared.left_out else ""
     display.line(
         f"{prepared.dataset.name}: {len(prepared.dataset.train_labels_N):,} training images; {config.partition.name}: "
         f"{prepared.partition.clients:,} clients of {sizes_K.min():,} to {sizes_K.max():,}; "
-        f"{config.allocation.name}: {prepared.images:,} synthetic images{left_out}"
+        f"{config.allocation.name}: {number} synthetic images{asked}{left_out}"
     )
-    if not prepared.images and prepared.partition.drawn is None:
+    if not prepared.makes_images and prepared.partition.drawn is None:
         counts_KC = prepared.partition.counts_KC
         display.line(
             f"for comparison: fedeas (beta 12) would ask for {int(fedeas(counts_KC, beta=12.0).sum()):,} images, full "

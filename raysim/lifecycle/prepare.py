@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from raysim.config.plugin_guard import ask_partition, ask_policy
+from raysim.allocation.schedule import AllocationSchedule
+from raysim.config.plugin_guard import ask_partition
 from raysim.config.registry import resolve
 from raysim.config.schema import MODIFIERS, PLUGIN_SECTIONS, Config
 from raysim.core import rng
@@ -19,14 +20,20 @@ from raysim.data.assigning import keep_samples
 class Prepared:
     """The data set, its partition, and what the allocation policy makes of it.
 
-    partition: the real samples that clients train on.  dealt: all that they own; the same, unless the policy leaves
-    some out.  notes: messages about how the data were read.
+    partition: the real samples that clients train on.  allocation: what clients have before round 1.  dealt: all real
+    samples that clients own; those of `partition`, unless the policy leaves some out.  schedule: when the policy is
+    asked again; None for a policy that is asked once, before round 1.  foreseen: what clients have after the last date;
+    None where that depends on the training.  budget: images in all; None where that, too, is decided during training.
+    notes: messages about how the data were read.
     """
 
     dataset: Dataset
     partition: Partition
     allocation: Allocation
     dealt: Partition
+    schedule: AllocationSchedule | None
+    foreseen: Allocation | None
+    budget: int | None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -36,8 +43,13 @@ class Prepared:
 
     @property
     def images(self) -> int:
-        """How many images are made."""
-        return self.allocation.images
+        """How many images are made in the run, as far as that is known before it."""
+        return self.allocation.images if self.budget is None else self.budget
+
+    @property
+    def makes_images(self) -> bool:
+        """Whether images are made, or may be."""
+        return self.schedule is not None or bool(self.allocation.images)
 
     @property
     def left_out(self) -> int:
@@ -101,29 +113,69 @@ def _numpy_stream(config: Config) -> np.random.RandomState:
     return rng.numpy_stream(seed)
 
 
-def allocate(config: Config, partition: Partition) -> Allocation:
-    """Ask the allocation policy: how many images each client gets of each class, and which real samples it keeps.
+def allocate(config: Config, partition: Partition) -> tuple[AllocationSchedule | None, Allocation, Allocation | None]:
+    """Ask the allocation policy: (when it is asked again, what clients have before round 1, what they have at the end).
 
-    Raises UserError for a client without any sample, real or synthetic.
+    See `Prepared`.  Raises UserError for a client without any sample, real or synthetic, before round 1.
     """
-    if partition.drawn is not None and config.allocation.name == "none" and not config.allocation.params.get("total"):
-        return Allocation(np.broadcast_to(np.int64(0), (partition.clients, partition.classes)))  # takes no memory
-    name = config.allocation.name
+    section = config.allocation
+    if partition.drawn is not None and section.name == "none" and not section.params.get("total"):
+        nothing = Allocation(np.broadcast_to(np.int64(0), (partition.clients, partition.classes)))  # takes no memory
+        return None, nothing, nothing
     counts_KC = partition.counts_KC
     apart = "" if partition.sizes_K.all() else _left_by_validation(config, int(partition.offsets_K1[-1]))
     try:
-        asked = ask_policy(
-            name, resolve("allocation", name), counts_KC, config.allocation.params, given={"seed": config.seed}
-        )
+        schedule = AllocationSchedule.of(section, counts_KC, config.generator.keep.candidates)
+        start = schedule.start(counts_KC, config.seed)
+        foreseen = schedule.foreseen(counts_KC, config.seed) if schedule.is_later else start
     except UserError as error:
         raise UserError(f"{error}{apart}") from error
-    empty = np.flatnonzero(partition.sizes_K + asked.quota_KC.sum(axis=1) == 0)
+    empty = np.flatnonzero(partition.sizes_K + start.quota_KC.sum(axis=1) == 0)
     if len(empty):
         raise UserError(
-            f"client {empty[0]} has no sample, real or synthetic; raise partition.min_samples or use fewer clients"
-            f"{apart}"
+            f"client {empty[0]} has no sample, real or synthetic, before round 1; raise partition.min_samples or use "
+            f"fewer clients{apart}"
         )
-    return asked
+    return (schedule if schedule.is_later else None), start, foreseen
+
+
+def _check_measured(config: Config, schedule: AllocationSchedule, dataset: Dataset, partition: Partition) -> None:
+    """Refuse a policy that asks for what cannot be measured."""
+    if schedule.asks_measured and config.update.private:
+        raise UserError(
+            f"allocation.name = {schedule.name}: it looks at what clients' models have learnt, which the noise of "
+            "update.noise_multiplier does not hide; use a policy that looks at counts, or no noise"
+        )
+    if not schedule.measures:
+        return
+    if dataset.validation_labels_N is None or not len(dataset.validation_labels_N):
+        raise UserError(
+            f"allocation.name = {schedule.name}: it asks for {schedule.measures[0]}, measured on a validation split, "
+            "and there is none; set data.validation_fraction, such as data.validation_fraction=0.1"
+        )
+    if partition.drawn is not None:
+        raise UserError(
+            f"allocation.name = {schedule.name}: it asks for {schedule.measures[0]} of {partition.clients:,} clients, "
+            "which are drawn when they train; use a policy that looks at counts, or fewer than 100,000 clients"
+        )
+
+
+def _check_keep(config: Config) -> None:
+    """Refuse a rule that has no model to judge candidates by when the first are made."""
+    keep, at = config.generator.keep, config.allocation.at
+    if keep.rule == "none" or (keep.rule == "confidence" and keep.classifier is not None):
+        return
+    if at[0] == 0:
+        remedy = "set generator.keep.classifier to the folder of a run, or " if keep.rule == "confidence" else ""
+        raise UserError(
+            f"generator.keep.rule = {keep.rule}: before round 1 there is no classifier to judge images by; {remedy}ask "
+            f"for images after a round, such as allocation.at=[1] (here {at})"
+        )
+    if keep.rule == "discrepancy" and config.update.private:
+        raise UserError(
+            "generator.keep.rule = discrepancy: it looks at what clients' models have learnt, which the noise of "
+            "update.noise_multiplier does not hide; use another rule, or no noise"
+        )
 
 
 def named(config: Config) -> dict[str, str]:
@@ -141,13 +193,19 @@ def prepare(config: Config, dataset: Dataset | None = None) -> Prepared:
             f"clients_per_round = {config.clients_per_round}: there are only {partition.clients} clients; "
             f"use at most {partition.clients}, or a fraction such as 1.0"
         )
-    allocation = allocate(config, partition)
-    _check_memory(allocation.images, dataset)
+    schedule, start, foreseen = allocate(config, partition)
+    budget = None if foreseen is None else foreseen.images
+    if schedule is not None:
+        _check_measured(config, schedule, dataset, partition)
+        budget = schedule.total(partition.counts_KC) if foreseen is None else budget
+    _check_memory(start.images if budget is None else budget, dataset)
     notes += partition_notes(config)
-    notes += unread_keys(config, dataset, bool(allocation.images))
-    keep_KC = allocation.keep_KC
+    notes += unread_keys(config, dataset, schedule is not None or bool(start.images))
+    if schedule is not None or start.images:
+        _check_keep(config)
+    keep_KC = start.keep_KC
     kept = partition if keep_KC is None else keep_samples(partition, keep_KC, config.partition_seed)
-    return Prepared(dataset, kept, allocation, partition, notes)
+    return Prepared(dataset, kept, start, partition, schedule, foreseen, budget, notes)
 
 
 def unread_keys(config: Config, dataset: Dataset, images: bool) -> list[str]:

@@ -12,17 +12,19 @@ from raysim.config.plugin_guard import blaming
 from raysim.config.schema import Config
 from raysim.core.errors import RunError, UserError
 from raysim.core.locks import FolderLock
-from raysim.core.records import Dataset, Synthetic
+from raysim.core.records import Allocation, Candidates, Dataset, FloatArray, IntArray, Synthetic
 from raysim.core.secrets import plain_without_secrets
 from raysim.core.signals import Signals
 from raysim.engine.background_start import BackgroundStart
 from raysim.engine.liveness import cause_of
+from raysim.engine.object_store import put
 from raysim.engine.placement import crowding, local_node
 from raysim.engine.session import Session, starts_here
 from raysim.federation.evaluator import Evaluator
+from raysim.federation.measuring import judge, measure
 from raysim.federation.server import RoundResult, Server
 from raysim.federation.state import ServerState
-from raysim.federation.synthesis import synthesise
+from raysim.federation.synthesis import make_chosen, synthesise, synthesise_and_choose
 from raysim.federation.training import AfterRound, initial_result, train_rounds
 from raysim.lifecycle import resume as resuming
 from raysim.lifecycle import summary as summaries
@@ -32,7 +34,7 @@ from raysim.lifecycle.description import Origin, description, result_tags
 from raysim.lifecycle.directory import MODEL, PER_CLIENT, SUMMARY, RunDirectory, model_bytes, model_sha256
 from raysim.lifecycle.experiment import Experiment
 from raysim.lifecycle.image_quality import measure_run
-from raysim.lifecycle.kept_model import write_for_mlflow
+from raysim.lifecycle.kept_model import load_classifier, write_for_mlflow
 from raysim.lifecycle.messages import say_plan, say_start, shared_memory_note, store_note
 from raysim.lifecycle.prepare import named
 from raysim.lifecycle.record import Record
@@ -205,8 +207,7 @@ class Run:
         prepared = replace(self.experiment.prepared, dataset=self.worker_data.dataset)
         self.experiment = replace(self.experiment, prepared=prepared)  # from here on without images of its own
         self.record.note(*store_note(prepared))
-        synthetic = self.images(pool)
-        state = self._rounds(pool, synthetic)
+        state, synthetic = self._rounds(pool, self.images(pool))
         if pool.lost:
             again = f"their unfinished work was done again ({pool.lost_s:.1f} s of it)"
             self.record.notes.append(f"{pool.lost} workers were lost and replaced; {again}")
@@ -216,26 +217,81 @@ class Run:
         return self.finish(state, synthetic)
 
     def images(self, pool: "Pool") -> Synthetic:
-        """Phase 1: make the synthetic images."""
+        """Phase 1: make the synthetic images that clients have before round 1."""
+        return self._make_images(pool, self.experiment.prepared.allocation)
+
+    def _make_images(
+        self, pool: "Pool", allocation: Allocation, earlier: Synthetic | None = None, chosen_M3: IntArray | None = None,
+        by: "tuple[Server, ServerState] | None" = None,
+    ) -> Synthetic:
+        """Make the synthetic images of an allocation.
+
+        earlier: those that the allocation extends.  chosen_M3: which a checkpoint says were chosen; then no other is
+        made.  by: the server and its state, whose models judge candidates during training.
+        """
         config = self.experiment.config
-        prepared = self.experiment.prepared
         display = self.record.display
         with self.record.clock.timed("generate"):
             display.phase("images")
-            synthetic = synthesise(
-                pool,
-                generator_plugin(config, prepared.dataset),
-                prepared.dataset,
-                prepared.allocation,
-                config.seed,
-                config.output.cache,
-                display,
-            )
-        self.record.note(*synthetic.notes)
+            dataset = self.experiment.prepared.dataset
+            generator = generator_plugin(config, dataset)
+            if allocation.candidates_KC is None:
+                synthetic = synthesise(
+                    pool, generator, dataset, allocation, config.seed, config.output.cache, display, earlier
+                )
+            elif chosen_M3 is not None:
+                synthetic = make_chosen(
+                    pool, generator, dataset, allocation, chosen_M3, config.seed, config.output.cache, display
+                )
+            else:
+                synthetic = synthesise_and_choose(
+                    pool, generator, dataset, allocation, config.seed, config.output.cache, display,
+                    lambda candidates: self._judge(pool, candidates, by), earlier,
+                )
+        self.record.note(*(note for note in synthetic.notes if note not in self.record.notes))
         return synthetic
 
-    def _rounds(self, pool: "Pool", synthetic: Synthetic) -> ServerState:
-        """Phase 2: train the rounds, from the newest checkpoint where there is one."""
+    def _judge(
+        self, pool: "Pool", candidates: Sequence[Candidates], by: "tuple[Server, ServerState] | None"
+    ) -> dict[int, FloatArray]:
+        """How good candidate images are, by the rule of `generator.keep`."""
+        keep = self.experiment.config.generator.keep
+        if keep.rule == "confidence" and keep.classifier is not None:
+            classifier, model = load_classifier(keep.classifier, self.experiment.prepared.dataset)
+            return judge(pool, candidates, put(model), 1, classifier)
+        if by is None:
+            raise RunError(f"generator.keep.rule = {keep.rule}: there is no model to judge images by yet")
+        server, state = by
+        if keep.rule == "discrepancy":
+            candidates = [replace(one, task=server.task(one.client, state.client_states)) for one in candidates]
+        return judge(pool, candidates, server.reference(state.model), state.round + 1)
+
+    def _ask_if_due(self, server: Server, state: ServerState) -> ServerState:
+        """At a date of `allocation.at`: ask the policy, with what training has shown, and make the images it adds."""
+        schedule, date = self.experiment.prepared.schedule, len(state.dates)
+        if schedule is None or date == len(schedule.at) or schedule.at[date] != state.round:
+            return state
+        record, config, prepared = self.record, self.experiment.config, self.experiment.prepared
+        if state.round > record.saved_round:
+            record.checkpoint()  # the images may take long
+        dataset = prepared.dataset
+        with record.clock.timed("allocate"):
+            measured = {}
+            if dataset.validation_labels_N is not None:
+                measured = measure(server, state, schedule.asks_measured, dataset.classes)
+            counts_KC = prepared.partition.counts_KC
+            allocation = schedule.ask(date, counts_KC, config.seed, state.allocation, measured)
+        more = allocation.images - server.synthetic.images
+        record.display.close()
+        record.display.line(f"after round {state.round}: {schedule.name} asks for {more:,} more images")
+        server.synthetic = self._make_images(server.pool, allocation, server.synthetic, by=(server, state))
+        record.display.phase("round")
+        state = _dated(state, allocation, server.synthetic)
+        record.state = state
+        return state
+
+    def _rounds(self, pool: "Pool", synthetic: Synthetic) -> tuple[ServerState, Synthetic]:
+        """Phase 2: train the rounds, from the newest checkpoint where there is one; (state, images) at the end."""
         config = self.experiment.config
         prepared = self.experiment.prepared
         components = self.experiment.components
@@ -251,9 +307,15 @@ class Run:
         )
         evaluator = Evaluator.of(config, pool, prepared.dealt, prepared.dataset, components.task)
         state = server.initial(components.model.state())
+        if prepared.schedule is not None or synthetic.chosen is not None:
+            asked = config.allocation.at[0] == 0
+            state = replace(state, allocation=prepared.allocation)
+            state = _dated(state, prepared.allocation, synthetic) if asked else state
         if self.resumed:
             with self.signals.held():
                 state = self.record.restore(state)
+            if state.allocation is not None and state.allocation.images > synthetic.images:
+                server.synthetic = self._make_images(pool, state.allocation, synthetic, state.chosen_M3)
         self.record.state = state
         self.record.display.phase("round")
         if not state.round:
@@ -271,11 +333,14 @@ class Run:
             self._checkpoint_if_due,
         ]
         try:
-            return train_rounds(server, evaluator, state, config.rounds, after_round)
+            state = train_rounds(
+                server, evaluator, state, config.rounds, after_round, lambda state: self._ask_if_due(server, state)
+            )
         except BaseException:
             self.signals.ending = True  # the state is saved before anything else stops it
             self.record.save_unsaved()
             raise
+        return state, server.synthetic
 
     def further_steps(self) -> list[AfterRound]:
         """What else comes after each round; nothing here."""
@@ -304,6 +369,8 @@ class Run:
         tracker = record.tracker
         metrics = summaries.as_uninterrupted(record.history.metrics.frame(), config)
         clients = record.history.clients.frame()
+        if state.allocation is not None:
+            directory.write_clients(prepared.partition, state.allocation.quota_KC, prepared.dealt)
         directory.write_metrics(metrics, clients, summaries.per_client_table(clients, metrics, prepared))
         record.note(*summaries.not_finite(metrics), *summaries.left_out(metrics))
         quality = None
@@ -313,7 +380,9 @@ class Run:
         components.model.load(state.model)
         arrays = components.model.state_dict()
         model = model_bytes(arrays)
+        once = {"round": 0, "images": synthetic.images}
         summary = summaries.summarise(config, prepared, metrics, synthetic, record.clock) | {
+            "allocations": [once] if state.allocation is None else list(state.dates),
             "status": "UNFINISHED",
             "model_sha256": model_sha256(arrays),
             "model_file_sha256": hashlib.sha256(model).hexdigest(),
@@ -321,7 +390,7 @@ class Run:
             "privacy": components.privacy and components.privacy.summary(
                 metrics,
                 oui="oui" in components.rule.needs,
-                generator=config.generator.name if prepared.quota_KC.any() else None,
+                generator=config.generator.name if prepared.makes_images else None,
                 shared_budget=config.allocation.params.get("total") is not None or config.allocation.name == "iid_fill",
             ),
             "run_directory": str(directory.path),
@@ -370,6 +439,13 @@ class Run:
             return [f"MLflow has the weights alone, and no model that it can load: {told}"]
         record.tracker.log_model(folder)
         return []
+
+
+def _dated(state: ServerState, allocation: Allocation, synthetic: Synthetic) -> ServerState:
+    """The state after a date at which the policy was asked, with what clients have since then."""
+    date = {"round": state.round, "images": allocation.images}
+    chosen_M3 = None if synthetic.chosen is None else synthetic.chosen.keys_M3
+    return replace(state, allocation=allocation, chosen_M3=chosen_M3, dates=(*state.dates, date))
 
 
 _FILES = ("metrics.csv", "metrics.parquet", "clients.parquet", "partition.npz", "quality.json", MODEL)

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from raysim.core.records import ModelState
+from raysim.core.records import Allocation, ModelState
 from raysim.federation.state import ClientStates, ServerState
 from raysim.lifecycle import checkpoint
 from raysim.lifecycle.appended_file import FileDamaged
@@ -36,9 +36,15 @@ def save(directory: Path, state: ServerState, history: History, client_file: Cli
     arrays: Arrays = {"params": model.params_P, "buffers": model.buffers_F, "counters": model.counters}
     arrays.update({f"extra/{name}": v for name, v in model.broadcast_vectors.items()})
     arrays.update({f"optimiser/{name}": v for name, v in state.optimiser.items()})
+    if state.allocation is not None:
+        arrays["allocation"] = state.allocation.quota_KC
+        if state.allocation.candidates_KC is not None and state.chosen_M3 is not None:
+            arrays |= {"candidates": state.allocation.candidates_KC, "chosen": state.chosen_M3}
     try:
         meta = {
             "rule": state.rule,
+            "dates": list(state.dates),
+            "shared": state.allocation is not None and state.allocation.shared,
             "history": history.flush(),
             "clients": client_file.write(state.round, state.client_states),
         }
@@ -70,7 +76,13 @@ def load(directory: Path, history: History, client_file: ClientFile) -> Restored
         return None
     arrays = found.arrays
     model = ModelState(arrays["params"], arrays["buffers"], arrays["counters"], _below(arrays, "extra/"))
-    state = ServerState(found.round, model, _below(arrays, "optimiser/"), states, found.meta["rule"])
+    allocation = None
+    if "allocation" in arrays:
+        candidates_KC = arrays.get("candidates")
+        allocation = Allocation(arrays["allocation"], shared=found.meta["shared"], candidates_KC=candidates_KC)
+    dates = tuple(found.meta.get("dates", ()))
+    optimiser, rule = _below(arrays, "optimiser/"), found.meta["rule"]
+    state = ServerState(found.round, model, optimiser, states, rule, allocation, arrays.get("chosen"), dates)
     return Restored(state, found.notes)
 
 

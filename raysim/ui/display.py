@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 WIDTH = 100
 PLAIN_EVERY_S = 1.0
 PHASES = (
-    "prepare", "start", "generate", "train", "dispatch", "aggregate", "evaluate", "quality", "track", "checkpoint",
+    "prepare", "start", "allocate", "generate", "train", "dispatch", "aggregate", "evaluate", "quality", "track",
+    "checkpoint",
 )  # fmt: skip
 BAR_WIDTH = 24
 BARS = "▁▂▃▄▅▆▇█"
@@ -299,7 +300,16 @@ def _images(summary: PlainMapping) -> str:
         saved = f", {made / full:.1%} of the {full:,} that full balance takes" if made else f"; full balance: {full:,}"
         text += saved
     rate = summary.get("images_per_s")
-    return text + (f", made at {rate:,.1f} a second" if made and rate else "")
+    text += f", made at {rate:,.1f} a second" if made and rate else ""
+    return text + _dates(summary)
+
+
+def _dates(summary: PlainMapping) -> str:
+    """How many images there were after each date at which the policy was asked, where it was asked during training."""
+    dates = summary.get("allocations") or []
+    if [date["round"] for date in dates] in ([], [0]):
+        return ""
+    return "; in all " + ", ".join(f"{date['images']:,} after round {date['round']}" for date in dates)
 
 
 def _privacy(summary: PlainMapping) -> str:

@@ -1,5 +1,6 @@
 """Every allocation policy that `raysim list` shows keeps the promises of its kind; a new one is tested by existing."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,14 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from policy_inputs import shown
 
 from raysim.config.plugin_guard import ask_policy
-from raysim.config.registry import available, check_parameters, resolve
+from raysim.config.protocols import MEASURED_INPUTS
+from raysim.config.registry import asked_for, available, check_parameters, resolve
 from raysim.core.errors import UserError
 from raysim.core.records import Allocation
 
 NAMES = sorted(available("allocation"))
 quick = settings(max_examples=40, deadline=None)
+WEIGHTS: dict[str, Callable[..., np.ndarray]] = {  # whole numbers in proportion to which a policy spreads its total
+    "gap": lambda _, given: np.maximum(0, 8 * (given["global_accuracy_KC"] - given["local_accuracy_KC"])),
+    "loss_guided": lambda n_KC, given: given["global_loss_KC"] * (n_KC.max(axis=1, keepdims=True) - n_KC),
+}
 every_policy = pytest.mark.parametrize("name", NAMES)
 counts_matrices = st.tuples(st.integers(1, 6), st.integers(1, 5)).flatmap(
     lambda shape: arrays(np.int64, shape, elements=st.integers(0, 60))
@@ -28,7 +35,7 @@ def decided(name: str, counts_KC: np.ndarray, **keys: Any) -> Allocation | None:
         checked, problems = check_parameters(plugin, given_keys, "allocation")
         assert not problems
         try:
-            return ask_policy(name, plugin, counts_KC, checked)
+            return ask_policy(name, plugin, counts_KC, checked, given=shown(counts_KC))
         except UserError as error:
             assert str(error).startswith("allocation."), "a refusal names its key"
     return None
@@ -59,7 +66,7 @@ def test_a_quota_is_whole_numbers_for_every_client_and_class(name, counts_KC):
 @given(counts_KC=counts_matrices, total=st.integers(0, 5000))
 def test_an_asked_for_total_is_met_exactly(name, counts_KC, total):
     try:
-        answer = ask_policy(name, resolve("allocation", name), counts_KC, {"total": total})
+        answer = ask_policy(name, resolve("allocation", name), counts_KC, {"total": total}, given=shown(counts_KC))
     except UserError as error:
         assert "allocation." in str(error)
         return
@@ -73,9 +80,9 @@ def test_the_total_of_another_policy_is_met_exactly(name, counts_KC, other):
     wanted = decided(other, counts_KC)
     if wanted is None:
         return
-    total = {"of": other} if resolve("allocation", other).__kwdefaults__["total"] is None else wanted.images
+    total = {"of": other} if not set(asked_for(resolve("allocation", other))) & set(MEASURED_INPUTS) else wanted.images
     try:
-        answer = ask_policy(name, resolve("allocation", name), counts_KC, {"total": total})
+        answer = ask_policy(name, resolve("allocation", name), counts_KC, {"total": total}, given=shown(counts_KC))
     except UserError as error:
         assert "allocation." in str(error)
         return
@@ -97,12 +104,16 @@ def test_nobody_is_served_by_place(name, counts_KC, seed):
         exact = {"level": 5}
     elif "per_class" in plugin.__kwdefaults__:
         exact = {"per_class": 5}
+    elif name in WEIGHTS:
+        weight_KC = WEIGHTS[name](counts_KC, shown(counts_KC))
+        exact = {"total": int(weight_KC.sum()) or counts_KC.size}
     elif name in ("uniform", "size_proportional"):
         samples = int(counts_KC.sum())
         exact = {"total": counts_KC.size * max(samples, 1)}  # a whole number of images for every cell
     try:
-        straight = ask_policy(name, plugin, counts_KC, exact)
-        shuffled = ask_policy(name, plugin, np.ascontiguousarray(counts_KC[clients][:, classes]), exact)
+        straight = ask_policy(name, plugin, counts_KC, exact, given=shown(counts_KC))
+        moved_KC = np.ascontiguousarray(counts_KC[clients][:, classes])
+        shuffled = ask_policy(name, plugin, moved_KC, exact, given=shown(moved_KC))
     except UserError:
         return
     assert (shuffled.quota_KC == straight.quota_KC[clients][:, classes]).all()

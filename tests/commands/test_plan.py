@@ -119,8 +119,9 @@ def test_balanced_clients_get_no_image_and_nothing_is_removed(tmp_path):
     """Two clients of (2, 2): every threshold is 0, and so is the total that the other policies are asked for."""
     content = as_json(fixed(tmp_path, [[0, 1, 4, 5], [2, 3, 6, 7]], [4, 4], name="fedeas", beta=50))
     assert content["imbalance"] == content["full_balance"] == 0
-    assert {(row["images"], row["imbalance_removed"]) for row in content["policies"].values()} == {(0, 0.0)}
-    assert len(content["policies"]) == 10
+    found = {(row["images"], row["imbalance_removed"]) for row in content["policies"].values()}
+    assert found == {(0, 0.0), (0, None)}  # None: of policies that look at training
+    assert len(content["policies"]) == 12
 
 
 def test_a_policy_that_cannot_be_used_says_why_and_only_the_configured_one_fails():

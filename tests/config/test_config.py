@@ -148,7 +148,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path, override, wron
 
 def test_an_unknown_key_that_resembles_nothing_lists_the_valid_ones():
     [problem] = problems(BASE, ["allocation.zzz=1"])
-    assert problem == "allocation.zzz = 1: no such key; valid keys here: name, total"
+    assert problem == "allocation.zzz = 1: no such key; valid keys here: at, name, total"
 
 
 def test_keys_within_keys_are_checked_too():

@@ -9,7 +9,7 @@ import pytest
 from raysim.aggregation.mean import fedavg
 from raysim.aggregation.robust import krum, median
 from raysim.config.plugin_help import describe
-from raysim.config.protocols import PROTOCOLS
+from raysim.config.protocols import POLICY_INPUTS, PROTOCOLS
 from raysim.config.registry import KINDS, available, check_parameters, complete, resolve
 from raysim.core import rng
 from raysim.core.errors import RunError
@@ -104,7 +104,8 @@ def test_every_plugin_has_the_members_of_its_protocol_with_the_same_parameters(k
         asked = [n for n in positional(vars(protocol)["__call__"])[1:] if n not in ("args", "keys")]
         given = [p for p in inspect.signature(plugin).parameters.values() if p.kind is not p.KEYWORD_ONLY]
         assert [p.name for p in given][: len(asked)] == asked
-        assert all(p.default is not p.empty for p in given[len(asked) :])
+        named = POLICY_INPUTS if kind == "allocation" else ()
+        assert all(p.default is not p.empty or p.name in named for p in given[len(asked) :])
         return
     assert complete(kind, plugin) is plugin  # nothing had to be filled in
     for member, what in vars(protocol).items():

@@ -21,7 +21,7 @@ def prepared(small: dict[str, Any]) -> Prepared:
     found = prepare(load_config(small))
     quota_KC = np.zeros_like(found.quota_KC)
     quota_KC[0, 0] = 1000
-    return replace(found, allocation=Allocation(quota_KC))
+    return replace(found, allocation=Allocation(quota_KC), budget=1000)
 
 
 @pytest.mark.parametrize("free", [89_600, None])

@@ -46,6 +46,14 @@ def _policy_json(planned: Plan, row: PolicyPlan) -> PlainDict:
         return {"images": None, "imbalance_removed": None, "synthetic_share": None, "problem": row.problem}
     per_image = planned.bytes_per_image
     speed = planned.speed
+    if row.unforeseen:
+        return {
+            "images": row.images, "imbalance_removed": None, "synthetic_share": None,
+            "note": "it looks at what training shows; only the number of images is known before",
+            "total_of": planned.quotas.reference if row.matched else None,
+            "seconds": speed.seconds(row.images) if speed else None,
+            "storage_bytes": row.images * per_image if per_image is not None else None,
+        }
     return {
         "images": row.images,
         "left_out": row.left_out,

@@ -9,13 +9,14 @@ import numpy as np
 from raysim.allocation import fedeas_budget
 from raysim.allocation.imbalance import contributions_K, missing_cells, removed_fraction, top_share
 from raysim.allocation.policies import full_balance
+from raysim.allocation.schedule import AllocationSchedule
 from raysim.commands.plan.speed import Speed, bytes_per_image, measure
 from raysim.commands.plan.training import TrainingSpeed, local_steps
 from raysim.commands.plan.training import measure as measure_training
 from raysim.config.load import load_config
-from raysim.config.plugin_guard import ask_policy
-from raysim.config.registry import available, check_name, check_parameters, parameters, resolve
-from raysim.config.schema import Config
+from raysim.config.protocols import MEASURED_INPUTS
+from raysim.config.registry import asked_for, available, check_name, check_parameters, parameters, resolve
+from raysim.config.schema import AllocationSection, Config
 from raysim.core.errors import UserError
 from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import Allocation, Dataset, FloatArray, IntArray, Partition
@@ -38,6 +39,7 @@ class PolicyPlan:
     left.  after_KC: what clients then train on, real and synthetic.  left_out: real samples that it leaves out.
     shared: whether all clients have the same images.  matched: it was asked for the total of the reference policy,
     because it needs a total and none was given.  problem: why it cannot be used; the quota is then all zero.
+    unforeseen: it looks at what training shows, so only its number of images is known; the quota is all zero, too.
     """
 
     name: str
@@ -54,6 +56,7 @@ class PolicyPlan:
     shared: bool = False
     matched: bool = False
     problem: str = ""
+    unforeseen: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,36 +173,50 @@ def plan(
 def plan_policies(config: Config, counts_KC: IntArray, names: Sequence[str]) -> Quotas:
     """Plan every named policy on these counts; those that need a total get that of the configured policy."""
     own = config.allocation
-    rows = {own.name: _row(own.name, counts_KC, own.params, config.seed)}
+    rows = {own.name: _row(own.name, counts_KC, own.params, config, at=own.at)}
     reference = rows[own.name]
     if not reference.images and own.name != "fedeas":
-        reference = rows["fedeas"] if "fedeas" in rows else _row("fedeas", counts_KC, {}, config.seed)
+        reference = rows["fedeas"] if "fedeas" in rows else _row("fedeas", counts_KC, {}, config)
     for name in names:
         if name not in rows:
-            row = _row(name, counts_KC, {}, config.seed)
+            row = _row(name, counts_KC, {}, config)
             takes_total = "total" in parameters(resolve("allocation", name)).model_fields
             if row.problem and takes_total and not reference.problem:
-                row = _row(name, counts_KC, {"total": reference.images}, config.seed, matched=True)
+                row = _row(name, counts_KC, {"total": reference.images}, config, matched=True)
             rows[name] = row
     return Quotas({name: rows[name] for name in names}, reference.name)
 
 
-def _row(name: str, counts_KC: IntArray, params: PlainDict, seed: int, matched: bool = False) -> PolicyPlan:
+def _row(
+    name: str, counts_KC: IntArray, params: PlainDict, config: Config, matched: bool = False,
+    at: Sequence[int] | None = None,
+) -> PolicyPlan:
+    """What a policy would do in all.  at: when it is asked; None: once, before round 1 if it can be."""
+    ratio, seed = config.generator.keep.candidates, config.seed
     asked = Allocation(np.zeros_like(counts_KC))
-    problem = ""
+    problem, unforeseen = "", None
     try:
         policy = resolve("allocation", name)
         checked, problems = check_parameters(policy, params, "allocation")
         if problems:
             raise UserError("; ".join(problems))
-        asked = ask_policy(name, policy, counts_KC, checked, given={"seed": seed})
+        dates = list(at) if at else [int(bool(set(asked_for(policy)) & set(MEASURED_INPUTS)))]
+        schedule = AllocationSchedule.of(AllocationSection(name=name, at=dates, **checked), counts_KC, ratio)
+        foreseen = schedule.foreseen(counts_KC, seed)
+        if foreseen is None:
+            unforeseen = schedule.total(counts_KC)
+            if unforeseen is None and "total" in checked:
+                raise UserError(f"allocation.total is required by `{name}`: give a number of images")
+        else:
+            asked = foreseen
     except UserError as error:
         problem = str(error)
     real_KC = counts_KC if asked.keep_KC is None else asked.keep_KC
     after_KC = real_KC + asked.quota_KC
+    images = asked.images if unforeseen is None else unforeseen
     return PolicyPlan(
-        name, asked.quota_KC, asked.images,
-        of_full_frac=asked.images / max(full_balance(counts_KC), 1),
+        name, asked.quota_KC, images,
+        of_full_frac=images / max(full_balance(counts_KC), 1),
         synthetic_share=int(asked.quota_KC.sum()) / max(int(after_KC.sum()), 1),
         removed=removed_fraction(counts_KC, after_KC),
         touched=int((asked.quota_KC.sum(axis=1) > 0).sum()),
@@ -210,6 +227,7 @@ def _row(name: str, counts_KC: IntArray, params: PlainDict, seed: int, matched: 
         shared=asked.shared,
         matched=matched,
         problem=problem,
+        unforeseen=not problem and foreseen is None,
     )
 
 
@@ -240,7 +258,9 @@ def plan_seeds(config: Config, dataset: Dataset, names: Sequence[str], seeds: Se
 
     def column(name: str, attribute: str) -> FloatArray:
         rows = [q.rows[name] for q in quotas]
-        return np.array([np.nan if row.problem else getattr(row, attribute) for row in rows], dtype=np.float64)
+        unknown = [row.problem or (row.unforeseen and attribute != "images") for row in rows]
+        values = [np.nan if hidden else getattr(row, attribute) for row, hidden in zip(rows, unknown, strict=True)]
+        return np.array(values, dtype=np.float64)
 
     return OverSeeds(
         list(seeds),
@@ -257,7 +277,7 @@ def draw(planned: Plan, folder: str | Path) -> list[Path]:
 
     target = Path(folder).expanduser()
     counts_KC = planned.counts_KC
-    usable = [row for row in planned.quotas.rows.values() if row.images]
+    usable = [row for row in planned.quotas.rows.values() if row.images and not row.unforeseen]
     names = planned.dataset.class_names
     paths = [
         plots.client_counts(

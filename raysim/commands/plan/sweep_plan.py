@@ -85,6 +85,7 @@ def plan_sweep(
     speeds: dict[str, Speed] = {}
     trainings: dict[str, TrainingSpeed] = {}
     cells = []
+    unforeseen = []
     for cell in grid.cells:
         config = cell.config
         if (key := _key(config, "data")) not in datasets:
@@ -92,6 +93,7 @@ def plan_sweep(
         dataset = datasets[key]
         prepared = prepare(config, dataset)
         new = _new_images(config, prepared, made)
+        unforeseen.append(prepared.foreseen is None)
         speed = training = None
         if measure_speed:
             if new:
@@ -102,7 +104,8 @@ def plan_sweep(
             if key not in trainings:
                 trainings[key] = measure_training(config, dataset)
             training = trainings[key]
-        sizes_K = prepared.partition.sizes_K + prepared.quota_KC.sum(axis=1)
+        quota_KC = prepared.quota_KC if prepared.foreseen is None else prepared.foreseen.quota_KC
+        sizes_K = prepared.partition.sizes_K + quota_KC.sum(axis=1)
         part = cohort_size(config.clients_per_round, len(sizes_K)) / len(sizes_K)
         cells.append(
             CellPlan(
@@ -113,6 +116,8 @@ def plan_sweep(
         )
     measured = [*(s.note for s in speeds.values()), *(t.note for t in trainings.values())]
     notes = [*grid.notes, *dict.fromkeys(measured)]
+    if any(unforeseen):
+        notes.append("steps and times of runs whose policy looks at training are those before its first images")
     return SweepPlan(cells, bytes_per_image(next(iter(datasets.values()))), notes)
 
 
@@ -145,8 +150,13 @@ def print_sweep_plan(planned: SweepPlan, stream: TextIO | None = None) -> None:
 
 
 def _new_images(config: Config, prepared: Prepared, made: dict[str, IntArray]) -> int:
-    """How many images of a run no run before it has made; `made`, by generator and seed, takes them in."""
-    quota_KC = prepared.allocation.to_make_KC
+    """How many images of a run no run before it has made; `made`, by generator and seed, takes them in.
+
+    All images of a policy that decides during training count as new.
+    """
+    if prepared.foreseen is None:
+        return prepared.images
+    quota_KC = prepared.foreseen.to_make_KC
     key = f"{_key(config, 'generator', 'data', seed=config.seed)}{' pool' * prepared.allocation.shared}"
     before_KC = made.get(key, np.zeros((0, quota_KC.shape[1]), dtype=np.int64))
     K = max(len(before_KC), len(quota_KC))

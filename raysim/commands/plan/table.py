@@ -82,6 +82,8 @@ def _described(section: Section) -> str:
     """A plug-in and its keys in one line, without those that are null."""
     shown = plain_without_secrets(section.model_dump())
     keys = {key: value for key, value in shown.items() if key != "name" and value is not None}
+    if keys.get("at") == [0]:
+        del keys["at"]
     return f"{section.name} {show(keys)}" if keys else section.name
 
 
@@ -121,9 +123,9 @@ def _policy_cells(planned: Plan, row: PolicyPlan, has_time: bool, has_size: bool
     if row.problem:
         return [name, "cannot"]
     seconds = planned.speed.seconds(row.images) if planned.speed else None
+    effects = [f"{row.synthetic_share:.1%}", f"{row.removed:.1%}", f"{row.touched:,}", f"{row.missing:,}"]
     return [
-        name, f"{row.images:,}", f"{row.of_full_frac:.1%}", f"{row.synthetic_share:.1%}", f"{row.removed:.1%}",
-        f"{row.touched:,}", f"{row.missing:,}",
+        name, f"{row.images:,}", f"{row.of_full_frac:.1%}", *(["?"] * len(effects) if row.unforeseen else effects),
         *([duration(seconds)] if has_time and seconds is not None else []),
         *([size(row.images * (planned.bytes_per_image or 0))] if has_size else []),
     ]
@@ -133,7 +135,7 @@ def _time_table(planned: Plan) -> "Table":
     table = _table("a run with", "local steps\na round", "images", "rounds", "both")
     for row in planned.quotas.rows.values():
         training_s = planned.training_s(row)
-        if row.problem or training_s is None:
+        if row.problem or row.unforeseen or training_s is None:
             continue
         images_s = planned.speed.seconds(row.images) if planned.speed else None
         table.add_row(
@@ -148,6 +150,11 @@ def _policy_notes(planned: Plan) -> list[str]:
     notes = [f"{row.name} cannot be used here: {row.problem}" for row in rows if row.problem]
     if any(row.matched for row in rows):
         notes.append(f"* needs a total: asked for that of {planned.quotas.reference}")
+    if looking := [row.name for row in rows if row.unforeseen]:
+        notes.append(f"?: {', '.join(looking)} look at what training shows; only the number of images is known before")
+    keep = planned.config.generator.keep
+    if keep.rule != "none":
+        notes.append(f"images: candidates; one in {keep.ratio:g} is kept ({keep.rule}), and the shares are of those")
     notes += [f"{row.name} leaves out {row.left_out:,} real samples" for row in rows if row.left_out]
     notes += [f"{row.name}: all clients have the same {row.images:,} images, made once" for row in rows if row.shared]
     notes.append("empty cells: (client, class) pairs that stay without a sample")
@@ -182,7 +189,8 @@ def _seed_table(over: OverSeeds) -> "Table":
         short = f" ({images['n']} seeds)" if images["n"] < len(over.seeds) else ""
         table.add_row(
             name + short, f"{images['mean']:,.0f}", "-" if images["sd"] is None else f"{images['sd']:,.0f}",
-            f"{images['min']:,.0f}", f"{images['max']:,.0f}", f"{removed['mean']:.1%}",
+            f"{images['min']:,.0f}", f"{images['max']:,.0f}",
+            "?" if removed["mean"] is None else f"{removed['mean']:.1%}",
             "-" if removed["sd"] is None else f"{removed['sd']:.1%}",
         )
     return table

@@ -53,14 +53,18 @@ def _work(config: Config, prepared: Prepared) -> dict[str, str]:
 
     A cell that makes no image is the reference of any budget.
     """
-    images = prepared.images
+    images = f"{prepared.images:,} images" if prepared.images else ""
+    if prepared.budget is None:
+        images = "a number of images that is decided during training"
     steps_K = local_steps(config, prepared.partition.sizes_K + prepared.quota_KC.sum(axis=1))
     epochs = config.local.params.get("epochs")
     steps = config.local.params.get("steps")
     each = f"{steps_K.min():,} to {steps_K.max():,} a client, " if steps_K.min() < steps_K.max() else ""
+    if prepared.schedule is not None and not steps:
+        each = f"steps that grow with the images ({prepared.schedule.name}), from "
     cohort = f" of {config.clients_per_round}" if config.clients_per_round != 1.0 else ""
     return {
-        "equal_images": f"{images:,} images" if images else "",
+        "equal_images": images,
         "equal_epochs": f"{config.rounds} rounds of " + (f"{steps} local steps" if steps else f"{epochs} local epochs"),
         "equal_steps": f"{config.rounds} rounds{cohort} of {each}{steps_K.sum():,} local steps",
     }

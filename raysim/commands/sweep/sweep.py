@@ -22,7 +22,6 @@ from raysim.commands.sweep.compare import Comparison
 from raysim.commands.sweep.grid import Cell, Grid, named, read_sweep
 from raysim.commands.sweep.page import SweepPage
 from raysim.config.plugin_guard import blaming
-from raysim.config.plugin_source import with_source
 from raysim.config.schema import PLUGIN_SECTIONS, Config, Resources, Tracking
 from raysim.core.errors import ConfigError, RayLost, RunError, UserError, described
 from raysim.core.files import write_file
@@ -301,7 +300,7 @@ class _Inputs:
             config=cell.config_hash,
             partition=prepared.partition.sha256(),
             data=self._digests[key],
-            generator=self._generator(config, prepared) if prepared.quota_KC.any() else "",
+            generator=self._generator(config, prepared) if prepared.makes_images else "",
             model=self._fixed(config, prepared) if ":" in config.model.name else "",
             code=self._code[names],
             versions=self.versions,
@@ -309,12 +308,12 @@ class _Inputs:
         )
 
     def _generator(self, config: Config, prepared: Prepared) -> str:
-        from raysim.lifecycle.build import build_generator
+        from raysim.lifecycle.build import build_generator, generator_fingerprint
 
         key = json.dumps(config.generator.model_dump(), sort_keys=True), self._key(config)
         if key not in self._generators:
             built = build_generator(config, prepared.dataset)
-            self._generators[key] = with_source(config.generator.name, built.fingerprint())
+            self._generators[key] = generator_fingerprint(config, prepared.dataset, built)
         return self._generators[key]
 
     def _fixed(self, config: Config, prepared: Prepared) -> str:
