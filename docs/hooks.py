@@ -33,6 +33,8 @@ def on_files(files: Files, config: Any) -> Files:
     files.append(File.generated(config, "results.md", content=results))
     papers = (experiments / "papers/README.md").read_text(encoding="utf-8").replace("../RESULTS.md", "../results.md")
     files.append(File.generated(config, "papers/README.md", content=papers))
+    rivals = (experiments / "RIVALS.md").read_text(encoding="utf-8")
+    files.append(File.generated(config, "rivals.md", content=rivals))
     return files
 
 
