@@ -78,7 +78,7 @@ def test_a_damaged_file_is_refused_by_name_or_changes_nothing(
     run: Run, copied: tuple[dict[str, Any], Path], name: str, damage: str, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """`--resume` of the finished run, and `report`; neither trains anything."""
-    monkeypatch.setattr("raysim.lifecycle.runner._begin", lambda *_: (_ for _ in ()).throw(RunError("it would train")))
+    monkeypatch.setattr("raysim.lifecycle.runner.begin", lambda *_: (_ for _ in ()).throw(RunError("it would train")))
     config, folder = copied
     DAMAGES[damage](folder / name)
     for read in (lambda: run(config, resume=True), lambda: report(folder)):
