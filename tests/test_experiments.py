@@ -117,5 +117,5 @@ def test_the_smallest_instance_of_every_experiment_runs(
 
 
 def test_the_weights_that_experiments_name_come_with_raysim_or_are_a_folder_of_the_users():
-    named = {c.generator.params.get("weights") for path in FILES for c in configurations(path)} - {None}
+    named = {c.generator.params.get("weights") for path in FILES for c in configurations(path)} - {None, "auto"}
     assert named - set(shipped_names()) == {"weights/cifar100"}

@@ -16,7 +16,7 @@ GROUPS: dict[str, str] = {
     r"evaluated_classes": "class/evaluated",
     r"client_accuracy_(\w+)": r"client/\1",
     r"tuned_client_accuracy_(\w+)": r"tuned_client/\1",
-    r"(participants|dropped|samples|steps)": r"round/\1",
+    r"(participants|dropped|samples|steps|synthetic_images)": r"round/\1",
     r"weight_(\w+)": r"weight/\1",
     r"update_norm_(\w+)": r"update/norm_\1",
     r"(clipped_mean|tau_eff|\w+_norm|\w+_norm_mean)": r"update/\1",

@@ -28,7 +28,7 @@ from raysim.federation.synthesis import make_chosen, synthesise, synthesise_and_
 from raysim.federation.training import AfterRound, initial_result, train_rounds
 from raysim.lifecycle import resume as resuming
 from raysim.lifecycle import summary as summaries
-from raysim.lifecycle.build import Source, generator_plugin, read_config, worker_setup
+from raysim.lifecycle.build import Source, generator_plugin, plugin, read_config, worker_setup
 from raysim.lifecycle.clock import PhaseClock
 from raysim.lifecycle.description import Origin, description, result_tags
 from raysim.lifecycle.directory import MODEL, PER_CLIENT, SUMMARY, RunDirectory, model_bytes, model_sha256
@@ -234,7 +234,8 @@ class Run:
         with self.record.clock.timed("generate"):
             display.phase("images")
             dataset = self.experiment.prepared.dataset
-            generator = generator_plugin(config, dataset)
+            is_needed = allocation.images > 0  # weights are asked for where images are
+            generator = generator_plugin(config, dataset) if is_needed else plugin("generator", config.generator)
             if allocation.candidates_KC is None:
                 synthetic = synthesise(
                     pool, generator, dataset, allocation, config.seed, config.output.cache, display, earlier

@@ -308,7 +308,7 @@ def test_whatever_write_of_a_training_fails_is_named_with_its_remedy_and_the_sam
     config: Path, tmp_path: Path, disk: Disk, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """The disk is full at the first write, at the second, ... until a training has no write left to fail."""
-    monkeypatch.setattr(command, "_measure", kept_quality)
+    monkeypatch.setattr(command, "_measure_and_write", kept_quality)
     keys = ["steps=2", "checkpoint_every=1", "sampling.every=2", "sampling.images=10", "tracking.uri=none"]
     plain = pretrain(config, [*keys, f"output={tmp_path / 'plain'}"])
     expected = json.loads((plain / "card.json").read_text())["weights_sha256"]
@@ -335,6 +335,6 @@ def test_whatever_write_of_a_training_fails_is_named_with_its_remedy_and_the_sam
     assert {"checkpoint.safetensors", WEIGHTS, "card.json", "training_images.npy", "quality.json"} <= {*failed_at}
 
 
-def kept_quality(config: PretrainConfig, *_: object) -> None:
+def kept_quality(config: PretrainConfig, *more: object) -> None:
     """In place of the measurement, which takes seconds: the file that it ends with."""
-    write_atomic(Path(config.output) / "quality.json", b"{}")
+    write_atomic(Path(config.output) / "quality.json", json.dumps({"steps_done": more[-1]}).encode())

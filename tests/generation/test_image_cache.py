@@ -130,7 +130,7 @@ def test_a_cache_that_may_only_be_read_serves_and_says_what_it_cannot_keep(as_no
     give_up_root()
     images = np.zeros((6, *SHAPE), np.uint8)
     keeper = _Keeper.open(str(as_nobody), FINGERPRINT, 7, keys(6), images)
-    assert keeper.missing().tolist() == [3, 4, 5]
+    assert keeper.missing(np.arange(6)).tolist() == [3, 4, 5]
     keeper.take(np.array([3, 4, 5]), pixels(keys(3, start=3)))
     keeper.save()
     assert keeper.cache is not None
