@@ -92,6 +92,7 @@ def phase_rate(options: dict[str, Any], workers: int, batch: int) -> Rate:
     import numpy as np
 
     from raysim.config.schema import Resources
+    from raysim.core.records import Allocation
     from raysim.data.datasets import digits
     from raysim.engine.messages import Plugin
     from raysim.engine.session import Session
@@ -107,10 +108,10 @@ def phase_rate(options: dict[str, Any], workers: int, batch: int) -> Rate:
     with Session(resources) as session, tempfile.TemporaryDirectory() as cache, Display(live=False) as display:
         pool = session.pool(resources)
         pool.configure(*_setup(dataset))
-        synthesise(pool, generator, dataset, quota_KC * 0 + 1, 1, None, display)
+        synthesise(pool, generator, dataset, Allocation(quota_KC * 0 + 1), 1, None, display)
         display.phase("images")
         began, began_cpu = time.perf_counter(), cpu_s()
-        made = synthesise(pool, generator, dataset, quota_KC, 0, cache, display)
+        made = synthesise(pool, generator, dataset, Allocation(quota_KC), 0, cache, display)
         seconds, used_cpu_s = time.perf_counter() - began, cpu_s() - began_cpu
     assert made.made == quota_KC.sum()
     return made.made / seconds, made.made / used_cpu_s
