@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from raysim.core.records import ByteArray, FloatArray, IntArray
-from raysim.models.flat_model import FlatModel, ImageScale
+from raysim.models.flat_model import FlatModel, ImageScale, evaluating
 
 CHUNK = 50  # images at a time: few enough for a core's cache; fixed, so that the number of workers changes no bit
 CLASSES_SHOWN = 100  # with more classes, a metric for each would hide the others
@@ -40,28 +40,23 @@ def evaluate_chunks(
     images, labels_N: all test images, uint8 N x channels x height x width, and their labels.  which: numbers of chunks.
     """
     module = model.module
-    was_training = module.training
-    module.eval()
     results = []
-    try:
-        with torch.inference_mode():
-            for chunk in which:
-                rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
-                x = torch.from_numpy(images[rows].copy()).to(model.device)
-                y_B = torch.from_numpy(labels_N[rows].copy()).to(model.device)
-                logits = module(scale(x, model.channels_last)).float()
-                loss = torch.nn.functional.cross_entropy(logits, y_B, reduction="sum")
-                right = y_B[logits.argmax(1) == y_B]
-                results.append(
-                    ChunkResult(
-                        chunk,
-                        torch.bincount(right, minlength=classes).cpu().numpy(),
-                        torch.bincount(y_B, minlength=classes).cpu().numpy(),
-                        float(loss),
-                    )
+    with evaluating(module):
+        for chunk in which:
+            rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+            x = torch.from_numpy(images[rows].copy()).to(model.device)
+            y_B = torch.from_numpy(labels_N[rows].copy()).to(model.device)
+            logits = module(scale(x, model.channels_last)).float()
+            loss = torch.nn.functional.cross_entropy(logits, y_B, reduction="sum")
+            right = y_B[logits.argmax(1) == y_B]
+            results.append(
+                ChunkResult(
+                    chunk,
+                    torch.bincount(right, minlength=classes).cpu().numpy(),
+                    torch.bincount(y_B, minlength=classes).cpu().numpy(),
+                    float(loss),
                 )
-    finally:
-        module.train(was_training)
+            )
     return results
 
 
@@ -87,18 +82,12 @@ def log_probabilities(model: FlatModel, images: ByteArray, scale: ImageScale) ->
 
     images: uint8 N x channels x height x width.  The model's mode, statistics and random state are not changed.
     """
-    module = model.module
-    was_training = module.training
-    module.eval()
     parts = []
-    try:
-        with torch.inference_mode():
-            for start in range(0, len(images), CHUNK):
-                x = torch.from_numpy(images[start : start + CHUNK].copy()).to(model.device)
-                logits = module(scale(x, model.channels_last)).to(torch.float64)
-                parts.append(torch.log_softmax(logits, dim=1).cpu().numpy())
-    finally:
-        module.train(was_training)
+    with evaluating(model.module):
+        for start in range(0, len(images), CHUNK):
+            x = torch.from_numpy(images[start : start + CHUNK].copy()).to(model.device)
+            logits = model.module(scale(x, model.channels_last)).to(torch.float64)
+            parts.append(torch.log_softmax(logits, dim=1).cpu().numpy())
     return np.concatenate(parts)
 
 

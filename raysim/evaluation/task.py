@@ -86,10 +86,10 @@ class Classification(Task):
         """Refuse a network that does not give a number for each class."""
         import torch
 
-        model.module.eval()
-        with torch.inference_mode():
+        from raysim.models.flat_model import evaluating
+
+        with evaluating(model.module):
             logits = model.module(torch.zeros(2, dataset.channels, *dataset.image_size))
-        model.module.train()
         shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         if shape != (2, dataset.classes):
             raise UserError(

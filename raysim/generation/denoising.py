@@ -17,7 +17,7 @@ from raysim.evaluation.task import Task
 from raysim.generation.diffusion import Diffusion, denoising_error
 from raysim.generation.weights_folder import build_unet
 from raysim.local.contract import Loss
-from raysim.models.flat_model import FlatModel, ImageScale
+from raysim.models.flat_model import FlatModel, ImageScale, evaluating
 
 NETWORK = f"{__name__}:denoiser"  # the network's name in the configuration of a run
 HALF = 0.5  # mean and standard deviation that take [0, 1] to [-1, 1]
@@ -120,15 +120,13 @@ class Denoising(Task):
     ) -> list[DenoisingResult]:
         """The denoising error on each chunk, under noise that is the same in every round and run."""
         found = []
-        model.module.eval()
-        with torch.inference_mode():
+        with evaluating(model.module):
             for chunk in which:
                 rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
                 x = scale(torch.from_numpy(images[rows].copy()).to(model.device), model.channels_last)
                 y_B = torch.from_numpy(labels_N[rows].copy()).to(model.device)
                 error = float(model.module(x, y_B, rng.torch_stream(0, rng.PRETRAIN, 0, chunk)))
                 found.append(DenoisingResult(chunk, len(x), error * len(x)))
-        model.module.train()
         return found
 
     def metrics(self, results: Sequence[Any], split: str, counts_KC: IntArray) -> dict[str, float]:  # noqa: ARG002

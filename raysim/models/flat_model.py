@@ -2,7 +2,8 @@
 
 import copy
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,6 +15,18 @@ from torch import Tensor, nn
 
 from raysim.core import rng
 from raysim.core.records import ModelState
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """A context in which a module is in evaluation mode and no gradient is kept; afterwards its mode is as before."""
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        module.train(was_training)
 
 
 class FlatModel:

@@ -5,9 +5,9 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from count_matrices import counts, counts_matrices, quick
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from policy_inputs import shown
 
 from raysim.allocation import fedeas_budget, policies, rivals
@@ -19,17 +19,6 @@ from raysim.data.partitions import dirichlet
 
 MEASURING = ("gap", "loss_guided")
 CIFAR10_LABELS = np.repeat(np.arange(10), 5000)
-counts_matrices = (
-    st.tuples(st.integers(1, 6), st.integers(1, 5))
-    .flatmap(lambda shape: arrays(np.int64, shape, elements=st.integers(0, 60)))
-    .map(lambda counts_KC: counts_KC + (counts_KC.sum(axis=1, keepdims=True) == 0))
-)
-quick = settings(max_examples=60, deadline=None)
-
-
-def counts(*rows: list[int]) -> np.ndarray:
-    return np.array(rows, dtype=np.int64)
-
 
 def test_policies_differ_exactly_as_named():
     """(80, 10, 0): balance adds 80 - n; missing-only touches class 2 alone; uniform ignores the counts: 90 / 3 = 30."""

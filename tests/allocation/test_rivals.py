@@ -2,23 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from count_matrices import counts, counts_matrices, quick
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from raysim.allocation import policies, rivals
 from raysim.core.errors import UserError
-
-counts_matrices = (
-    st.tuples(st.integers(1, 6), st.integers(1, 5))
-    .flatmap(lambda shape: arrays(np.int64, shape, elements=st.integers(0, 60)))
-    .map(lambda counts_KC: counts_KC + (counts_KC.sum(axis=1, keepdims=True) == 0))
-)
-quick = settings(max_examples=60, deadline=None)
-
-
-def counts(*rows: list[int]) -> np.ndarray:
-    return np.array(rows, dtype=np.int64)
 
 
 def test_fbl_by_hand():
