@@ -18,6 +18,13 @@ from raysim.core.records import IntArray
 from raysim.core.rounding import largest_remainder
 
 Total = Annotated[int, Field(ge=0, description="Exact number of images")] | PlainDict | None
+OWN_COUNTS_ALONE = frozenset({"none", "full", "missing_only", "fbl", "fedeas"})
+"""Policies that, without a total, work out a client's images from its own counts; `fedeas` with a number as beta."""
+
+
+def looks_at_others(name: str, params: PlainDict) -> bool:
+    """Whether a client's images may depend on the counts of other clients: so for every policy not known better."""
+    return name not in OWN_COUNTS_ALONE or params.get("total") is not None or params.get("beta") == "auto"
 
 
 def _policy(name: str) -> AllocationPolicy:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raysim.allocation.common import looks_at_others
 from raysim.config.plugin_guard import blaming
 from raysim.config.schema import Config
 from raysim.core.errors import RunError, UserError
@@ -392,7 +393,7 @@ class Run:
                 metrics,
                 oui="oui" in components.rule.needs,
                 generator=config.generator.name if prepared.makes_images else None,
-                shared_budget=config.allocation.params.get("total") is not None or config.allocation.name == "iid_fill",
+                shared_budget=looks_at_others(config.allocation.name, config.allocation.params),
             ),
             "run_directory": str(directory.path),
         }

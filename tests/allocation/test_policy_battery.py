@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from policy_inputs import shown
 
+from raysim.allocation.common import OWN_COUNTS_ALONE, looks_at_others
 from raysim.config.plugin_guard import ask_policy
 from raysim.config.protocols import MEASURED_INPUTS
 from raysim.config.registry import asked_for, available, check_parameters, resolve
@@ -59,6 +60,25 @@ def test_a_quota_is_whole_numbers_for_every_client_and_class(name, counts_KC):
     again = decided(name, counts_KC)
     assert again is not None and (again.quota_KC == quota_KC).all()
     assert (keep_KC == (counts_KC if again.keep_KC is None else again.keep_KC)).all()
+
+
+@pytest.mark.parametrize("name", sorted(OWN_COUNTS_ALONE))
+@quick
+@given(counts_KC=counts_matrices, others_KC=counts_matrices)
+def test_what_a_client_gets_by_its_own_counts_does_not_change_with_others(name, counts_KC, others_KC):
+    keys: dict[str, object] = {"level": 3} if name == "missing_only" else {}
+    assert name in NAMES and not looks_at_others(name, keys)
+    others_KC = np.resize(others_KC, (len(others_KC), counts_KC.shape[1]))
+    alone, together = (decided(name, rows, **keys) for rows in (counts_KC, np.concatenate([counts_KC, others_KC])))
+    if alone is not None and together is not None:
+        assert (together.quota_KC[: len(counts_KC)] == alone.quota_KC).all()
+
+
+def test_a_client_may_get_what_the_counts_of_others_say():
+    """With a total, by the rule for beta, and in any policy that is not known to look at a client alone."""
+    assert looks_at_others("fedeas", {"beta": "auto"}) and looks_at_others("full", {"total": 9})
+    assert looks_at_others("iid_fill", {}) and looks_at_others("my_module:mine", {})
+    assert not looks_at_others("fedeas", {"beta": 12.0, "total": None})
 
 
 @every_policy

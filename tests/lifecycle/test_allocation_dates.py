@@ -1,5 +1,7 @@
 """A policy that is asked during training is shown what is so, and every run of a configuration has the same bits."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from raysim import Result
 from raysim.config.load import load_config
@@ -85,6 +88,25 @@ def test_a_run_that_ends_while_the_images_of_a_date_are_made_goes_on_to_the_same
             run(config, resume=resume)
         (folder,) = Path(config["output"]["dir"]).iterdir()
         assert [path.stem for path in (folder / "checkpoints").glob("*.json")][-1:] == [f"round-00000{rounds_done}"]
+    same(run(config, resume=True), whole)
+
+
+def test_a_driver_that_is_killed_while_the_images_of_a_date_are_made_is_resumed_to_the_same_bits(
+    run: Run, config: dict[str, Any], tmp_path: Path
+):
+    """SIGKILL as soon as the second date is announced: half of the images were used, none of the others is there."""
+    config["generator"] = {"name": "ddpm", "steps": 20, "batch_size": 4}
+    whole = run(elsewhere(config, tmp_path))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({**config, "resources": {"workers": 1}}))
+    command = [sys.executable, "-m", "raysim", "run", "job.yaml"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    assert any("after round 3: gap asks for 30 more images" in line for line in process.stdout)
+    process.kill()
+    process.communicate()
+    (folder,) = Path(config["output"]["dir"]).iterdir()
+    assert not (folder / "summary.json").exists()
+    assert max(path.stem for path in (folder / "checkpoints").glob("*.json")) == "round-000003"
     same(run(config, resume=True), whole)
 
 
