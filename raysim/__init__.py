@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from raysim.commands.load_result import load_result
     from raysim.commands.plan.plan import plan
+    from raysim.commands.pretrain import pretrain
     from raysim.commands.report.report import report
     from raysim.commands.sweep.entry import sweep
     from raysim.config.load import load_config
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Result", "__version__", "load_config", "load_model", "load_result", "plan", "report", "run", "session", "sweep",
+    "Result", "__version__", "load_config", "load_model", "load_result", "plan", "pretrain", "report", "run", "session",
+    "sweep",
 ]  # fmt: skip
 
 _HOMES = {
@@ -25,6 +27,7 @@ _HOMES = {
     "load_model": "raysim.lifecycle.kept_model",
     "load_result": "raysim.commands.load_result",
     "plan": "raysim.commands.plan.plan",
+    "pretrain": "raysim.commands.pretrain",
     "report": "raysim.commands.report.report",
     "run": "raysim.lifecycle.entry",
     "session": "raysim.lifecycle.session",

@@ -138,8 +138,8 @@ def _resumed(
 @click.argument("config", type=click.Path(), required=False)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", callback=_joined)
 @click.option(
-    "--for", "for_run", metavar="RUN", callback=_found, help="A run's configuration: train on its data; it then finds "
-    "the weights.",
+    "--for", "for_run", metavar="RUN", callback=_found, help="The file of a run or a sweep: train on its data; "
+    "it then finds the weights.",
 )
 def pretrain(config: str | None, overrides: tuple[str, ...], for_run: str | None) -> None:
     """Train a class-conditional diffusion model that `run` can make synthetic images with.

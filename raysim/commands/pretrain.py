@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import ValidationError
 
+from raysim.commands.sweep.grid import read_sweep
 from raysim.config.load import (
     apply_overrides,
     build,
@@ -33,7 +34,7 @@ from raysim.core.locks import FolderLock
 from raysim.core.plain import PlainDict
 from raysim.core.records import ByteArray, Dataset, IntArray
 from raysim.core.signals import Signals
-from raysim.core.validation import problems_of
+from raysim.core.validation import problems_of, show
 from raysim.generation import training_images
 from raysim.generation.find_weights import AUTO, HOME
 from raysim.generation.pretrain import is_finished, settle
@@ -143,15 +144,19 @@ def _read(
         display.line(f"raysim: reading {for_run}")
         if "data" in plain:
             raise ConfigError([f"data: {source} has a section of its own, and --for gives another; remove one"])
-        taken, partition = _from_run(for_run)
+        taken, partition = _from_run(for_run, display.line)
         plain |= taken
     where = " and ".join(str(file) for file in (source, for_run) if file is not None)
     if code := [*foreign_code(plain, overrides), *foreign_code(plain.get("federation") or {})]:
         display.line(foreign_note(where, code))
     apply_overrides(plain, overrides)
     if isinstance(plain.get("federation"), dict):
-        inherited = {"partition": partition} if for_run is not None else {}
-        plain["federation"] = _with_names({**inherited, **with_sections(plain["federation"])})
+        if for_run is not None and partition is not None:
+            plain["federation"] = {"partition": partition, **plain["federation"]}
+        elif for_run is not None and "partition" not in plain["federation"]:
+            told = "the runs of the sweep differ in theirs, as by their seeds; give the one that the generator is for"
+            raise ConfigError([f"federation.partition is missing: {told}"], str(for_run))
+        plain["federation"] = _with_names(with_sections(plain["federation"]))
     return plain, where
 
 
@@ -165,12 +170,33 @@ def _with_names(federation: PlainDict) -> PlainDict:
     }
 
 
-def _from_run(file: str | Path) -> tuple[PlainDict, PlainDict]:
-    """What a run says of the generator that it needs: its data and the folder of the weights; and its partition."""
-    run, _ = read_config(file)
-    check_command(run, "raysim run", file)
+def _from_run(file: str | Path, say: Callable[[str], object]) -> tuple[PlainDict, PlainDict | None]:
+    """What a run, or a sweep, says of the generator that it needs: its data and the folder of the weights.
+
+    And its partition, None where the runs of a sweep differ in that.  Raises ConfigError where they differ in the rest.
+    """
+    plain, _ = read_config(file)
+    runs = [plain]
+    if command_for(plain) == "raysim sweep":
+        runs = [cell.config.resolved() for cell in read_sweep(file, say=say).cells]
+    else:
+        check_command(plain, "raysim run", file)
+    taken, partitions = zip(*(_needed(run, file) for run in runs), strict=True)
+    for key in ("data", "output"):
+        values = list({json.dumps(one.get(key), sort_keys=True, default=str): one.get(key) for one in taken}.values())
+        if len(values) > 1:
+            named = "generator.weights" if key == "output" else "data"
+            remedy = "give --for the configuration of one of them"
+            told = f"{named}: the runs of the sweep differ in it ({show(values[0])} and {show(values[1])}); {remedy}"
+            raise ConfigError([told], str(file))
+    same = all(partition == partitions[0] for partition in partitions)
+    return taken[0], partitions[0] if same else None
+
+
+def _needed(run: PlainDict, file: str | Path) -> tuple[PlainDict, PlainDict]:
+    """(data, and the folder of the weights where it is named; partition) of the configuration of a run."""
     if not isinstance(run.get("data"), dict):
-        raise ConfigError(["data is missing: --for takes the configuration of a run"], str(file))
+        raise ConfigError(["data is missing: --for takes the configuration of a run or of a sweep"], str(file))
     data = {key: value for key, value in run["data"].items() if key != "augment"}
     generator = run.get("generator")
     weights = generator.get("weights") if isinstance(generator, dict) else None

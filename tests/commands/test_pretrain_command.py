@@ -11,6 +11,7 @@ import pytest
 import yaml
 from full_disk import Disk
 
+import raysim
 from raysim.commands import pretrain as command
 from raysim.commands.pretrain import load, pretrain, unread_keys
 from raysim.core.errors import ConfigError, DiskError, UserError
@@ -243,6 +244,21 @@ def test_one_command_trains_the_weights_that_a_run_lacks_and_the_run_finds_them_
     pretrain(None, [*TINY, "steps=1", "output=weights/other"], for_run="run.yaml")
     with pytest.raises(UserError, match=r"weights/npz\S+, weights/other were all trained on these .*name one"):
         prepared()
+
+
+def test_a_sweep_gets_weights_for_its_data_which_all_its_runs_must_share(away: Path):
+    """The runs differ in seed, so a federation that takes its partition from them has none to take."""
+    sweep = {"base": "run.yaml", "grid": {"seed": [0, 1]}}
+    (away / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    folder = raysim.pretrain(None, [*TINY, "steps=1"], for_run="sweep.yaml")
+    found = prepared().generator_fingerprint
+    assert prepared(seed=1, generator={"weights": str(folder)}).generator_fingerprint == found
+    with pytest.raises(UserError, match=r"federation\.partition is missing: the runs of the sweep differ"):
+        pretrain(None, [*TINY, "federation.rounds=1"], for_run="sweep.yaml")
+    sweep["grid"] = {"data.train_samples": [30, 40]}
+    (away / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    with pytest.raises(UserError, match=r"data: the runs of the sweep differ in it .*--for the configuration of one"):
+        pretrain(None, [*TINY, "steps=1"], for_run="sweep.yaml")
 
 
 def test_a_run_refuses_weights_whose_training_was_stopped_unless_it_is_told_to_use_them(away: Path):
