@@ -15,6 +15,7 @@ from raysim.tracking.mlflow_run import load_mlflow
 from raysim.tracking.tracker import NullTracker, Status, Tracker
 
 _DIRECTORY = 6  # the place of the run's folder among the arguments of `Tracker.start`
+NICENESS = 19  # Ray gives its workers 15
 GATHER_S = 2.0  # seconds for which rounds wait to be written together
 MOST_OWED = 16  # answers that may be outstanding; what they take lies in the connection until it is read
 END_S = 5.0  # seconds that the process has to end by itself
@@ -29,7 +30,8 @@ def start_tracker(process: "MlflowProcess | None", *arguments: Any) -> NullTrack
 class MlflowProcess:
     """The process, which begins to load MLflow at once, and the connection to it; a context manager, which ends it.
 
-    Signals that a terminal sends do not reach it; it ends with the driver.
+    Signals that a terminal sends do not reach it; it ends with the driver.  Once a run has begun, it takes what the
+    workers leave of the processors; it stays in the driver's session, as Linux shares processors out by session first.
     """
 
     def __init__(self) -> None:
@@ -39,7 +41,7 @@ class MlflowProcess:
         with theirs:
             command = [sys.executable, "-m", "raysim.tracking.process", str(theirs.fileno())]
             self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], start_new_session=True, stdout=subprocess.DEVNULL
+                command, pass_fds=[theirs.fileno()], process_group=0, stdout=subprocess.DEVNULL
             )
 
     def ask(self, *question: object) -> Any:  # the answer is a tuple of what `serve` sends
@@ -195,6 +197,7 @@ def serve(pipe: Connection) -> None:
             elif method == "start":
                 tracker = Tracker.start(*arguments)
                 tracker.gather_s = GATHER_S
+                os.nice(NICENESS)  # up to the lowest, however often
             else:
                 getattr(tracker, method)(*arguments)
         except Exception as raised:  # noqa: BLE001 - raised where it was asked for

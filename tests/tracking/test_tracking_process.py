@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from raysim.core.errors import UserError
-from raysim.tracking.process import MOST_OWED, MlflowProcess, start_tracker
+from raysim.tracking.process import MOST_OWED, NICENESS, MlflowProcess, start_tracker
 from raysim.tracking.tracker import NullTracker, Tracker
 
 pytestmark = pytest.mark.usefixtures("store")  # at the address of `begin`
@@ -71,6 +71,13 @@ def test_what_is_logged_is_not_waited_for(apart: MlflowProcess, tmp_path: Path):
     tracker.finish("FINISHED")
     history = mlflow.MlflowClient(tracking_uri=tracker.uri).get_metric_history(tracker.run_id, "accuracy")
     assert [m.step for m in history] == list(range(1, 3 * MOST_OWED)) and tracker.problems == []
+
+
+def test_once_a_run_has_begun_it_takes_what_the_workers_leave_of_the_processors(apart: MlflowProcess, tmp_path: Path):
+    """Of its session, in which Linux weighs processes by their niceness; between sessions it does not."""
+    for _ in range(2):
+        begin(apart, tmp_path).finish("FINISHED")
+    assert child_of(apart).nice() == NICENESS and os.getsid(child_of(apart).pid) == os.getsid(0)
 
 
 def test_one_process_serves_one_run_after_another_and_a_resume(apart: MlflowProcess, tmp_path: Path):
