@@ -228,9 +228,12 @@ class Resources(_Base):
     threads_per_worker: Annotated[int, Field(ge=1), AtMost(10_000)] = 1
     """CPU threads of each worker; the results of a run are the same for any number of workers, not of threads."""
     client_batching: Annotated[
-        Literal["auto", "off"], BeforeValidator(lambda v: "off" if v is False else v), SAME_BITS_ON_CPU
+        Literal["auto", "on", "off"],
+        BeforeValidator(lambda v: {False: "off", True: "on"}.get(v, v) if isinstance(v, bool) else v),
+        SAME_BITS_ON_CPU,
     ] = "auto"
-    """Train clients of small networks several at once; on a CPU, to the same bits; YAML reads off as false, too."""
+    """Train clients of small networks several at once: on a CPU to the same bits, on a GPU but for rounding.  auto: on
+    a GPU the faster way, as timed before round 1 and kept by a resume; on a CPU the same as on."""
     task_timeout_s: Annotated[Seconds, MAY_CHANGE] = 600.0
     """Seconds for one client, batch of images or chunk of test images; a worker that takes longer (for several in one
     call: as many times that) is given up and replaced, and its work is done again."""

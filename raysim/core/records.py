@@ -306,3 +306,20 @@ class Candidates:
     images: Ref
     labels_N: IntArray
     task: ClientTask | None = None
+
+
+@dataclass(frozen=True)
+class BatchingChoice:
+    """Whether a run's clients are trained several at once on devices where that changes bits, and why.
+
+    alone_s, at_once_s: seconds that a worker's part of the local training of a round is expected to take one after
+    another and at once; None where that was not timed.
+    """
+
+    at_once: bool
+    why: str
+    alone_s: float | None = None
+    at_once_s: float | None = None
+
+    def __str__(self) -> str:
+        return f"{'several at once' if self.at_once else 'one after another'}: {self.why}"

@@ -34,6 +34,8 @@ class WorkerActor(Protocol):
 
     where: RemoteMethod
     configure: RemoteMethod
+    why_alone: RemoteMethod
+    expected_s: RemoteMethod
     train: RemoteMethod
     train_and_sum: RemoteMethodWithValue
     give_back: RemoteMethod

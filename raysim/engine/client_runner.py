@@ -1,5 +1,6 @@
 """What a worker does with its clients: each starts from the global model, trains, and reports what it sends."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from traceback import walk_tb
 
@@ -13,14 +14,16 @@ from raysim.config.plugin_guard import blamed
 from raysim.core import rng
 from raysim.core.errors import described
 from raysim.core.records import ByteArray, ClientReport, ClientTask, Dataset, FloatArray, ModelState, Partition
-from raysim.engine.messages import Classifier, ClientState, Failure, WorkerSetup
+from raysim.engine.messages import BatchTrainer, Classifier, ClientState, Failure, WorkerSetup
 from raysim.engine.object_store import get
 from raysim.engine.reduce import Diverged, checked_norm
+from raysim.engine.schedule import calls_of
 from raysim.evaluation.accuracy import log_probabilities
 from raysim.local import batchnorm
 from raysim.local.batched.on_cpu import CpuBatchTrainer
 from raysim.local.batched.on_gpu import VmapTrainer
 from raysim.local.batched.schedule import BatchedClient
+from raysim.local.batched.timing import step_s, steps_of
 from raysim.local.compression import RESIDUAL, send
 from raysim.local.contract import ClientData, Job, LocalResult, cross_entropy
 from raysim.local.loop import client_data, train_client
@@ -48,17 +51,63 @@ class ClientRunner:
         self.probe = Probe(setup.measure["oui"], setup.seed) if "oui" in setup.measure else None
         self.scale = setup.task.scale(dataset, setup.augment)
         self.fixed_statistics = setup.buffers == "global"
-        self.batch = self._batch() if setup.client_batching else None
+        self.vmap: VmapTrainer | None = None
+        self.batch = self._batch(setup.batch_trainer)
 
-    def _batch(self) -> CpuBatchTrainer | VmapTrainer | None:
+    def _batch(self, kind: BatchTrainer | None) -> CpuBatchTrainer | VmapTrainer | None:
         """The trainer of several clients at once, if there is one for this device, model, algorithm and loss."""
-        if self.setup.task.loss is not cross_entropy:
+        if kind is None or self.setup.task.loss is not cross_entropy:
             return None
         bf16 = self.setup.bf16
-        if self.device == "cpu":
+        if kind == "dense":
             return None if bf16 else CpuBatchTrainer.of(self.model, self.algorithm, self.scale)
-        shape = (self.dataset.channels, *self.dataset.image_size)
-        return VmapTrainer.of(self.model, self.algorithm, self.scale, bf16, shape)
+        self.vmap = VmapTrainer.of(self.model, self.algorithm, self.scale, bf16, self._image_shape)
+        return self.vmap
+
+    @property
+    def _image_shape(self) -> tuple[int, int, int]:
+        return (self.dataset.channels, *self.dataset.image_size)
+
+    def why_alone(self, kind: BatchTrainer) -> str:
+        """Why clients cannot be trained several at once by this trainer here, for people; empty where they can."""
+        if self._batch(kind) is not None:
+            return ""
+        if self.setup.task.loss is not cross_entropy:
+            return "the network is not trained to classify"
+        if kind == "dense":
+            return (
+                "on a CPU only small networks of linear layers are trained several at once, under plain sgd, in "
+                "float32 and with one thread a worker"
+            )
+        return VmapTrainer.obstacle(self.model, self.algorithm, self.scale) or (
+            "a trial failed: the network draws random numbers, or cannot be computed for several clients at once"
+        )
+
+    def expected_s(self, sizes_K: Sequence[int], seconds: float, at_once: bool) -> float:
+        """Seconds of training clients with so many samples, one after another or at once by `vmap`, as timed here.
+
+        sizes_K: each at least 1.  seconds: how long to time.  Infinite where this worker cannot train clients at once,
+        or these do not fit into memory.
+        """
+        trainer = self.vmap or self._batch("vmap")
+        if not isinstance(trainer, VmapTrainer):
+            return math.inf
+        n = sorted(sizes_K)[len(sizes_K) // 2]
+        try:
+            each_s = step_s(trainer, n, self._image_shape, seconds, at_once=at_once)
+        except torch.OutOfMemoryError:
+            if not at_once:
+                raise
+            return math.inf
+        steps_K = [steps_of(trainer.algorithm, n) for n in sizes_K]
+        if not at_once:
+            return each_s * sum(steps_K)
+        pace = each_s * sum(steps_K) / trainer.width / sum(sizes_K)
+        steps = 0
+        for call in calls_of(sizes_K, pace):
+            groups = trainer.groups([sizes_K[i] for i in call], self.dataset.image_bytes)
+            steps += sum(max(steps_K[call[place]] for place in group) for group in groups)
+        return each_s * steps
 
     def start_from(self, round_: int, state: ModelState) -> None:
         """Bring the global model to the device once, for all clients of a call."""

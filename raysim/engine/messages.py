@@ -1,7 +1,7 @@
 """What the driver and its workers say to each other, besides the records of `raysim.core.records`."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from raysim.config.protocols import LocalAlgorithm
 
 Built = TypeVar("Built")
+
+BatchTrainer = Literal["dense", "vmap"]
+"""What trains several clients at once: `local.batched.on_cpu`, with the bits of one after another, or `on_gpu`."""
 
 ClientState = dict[str, NDArray[np.generic]]
 """What a client keeps between its rounds, by name: vectors of its algorithm, what it has not sent, its statistics."""
@@ -47,10 +50,10 @@ class WorkerSetup:
     measure: statistics of a trained client beyond loss and norm, with their options, such as {"oui": {...}}.
     update_bytes_limit: updates beyond this many bytes wait in the object store, which spills to disk.
     update: what a client does to its update before it sends it.  buffers: average, local or global (`local.batchnorm`).
-    versions: those of the driver's packages, which every worker must have too.  client_batching: whether several
-    clients may be trained at once.  seed: that of the run.  model_seed: the seed of the initial parameters; None: that
-    of the run.  partition_seed: the seed of the noise on clients' images; None: that of the run.  task: what the
-    network is trained for.
+    versions: those of the driver's packages, which every worker must have too.  batch_trainer: what trains several
+    clients at once, where it can; None: nothing.  seed: that of the run.  model_seed: the seed of the initial
+    parameters; None: that of the run.  partition_seed: the seed of the noise on clients' images; None: that of the run.
+    task: what the network is trained for.
     """
 
     seed: int
@@ -63,7 +66,7 @@ class WorkerSetup:
     update: Update = field(default_factory=Update)
     buffers: str = "average"
     versions: dict[str, str] = field(default_factory=dict)
-    client_batching: bool = True
+    batch_trainer: BatchTrainer | None = "dense"
     model_seed: int | None = None
     partition_seed: int | None = None
     task: Task = CLASSIFICATION

@@ -12,6 +12,7 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, Ray
 
 from raysim.config.schema import Resources
 from raysim.core.errors import RunError
+from raysim.core.records import BatchingChoice
 from raysim.engine.calls import Call, Lost, MapCalls, Question, Ref, Submit, TakeBack, WorkerActor, not_done
 from raysim.engine.failures import death, first_line, plain
 from raysim.engine.liveness import check_ray
@@ -52,7 +53,10 @@ class _Request:
 
 
 class Pool:
-    """The workers of a session, as Ray actors that take calls; knows nothing of what the calls do."""
+    """The workers of a session, as Ray actors that take calls; knows nothing of what the calls do.
+
+    batching: what runs have found out with these workers (`engine.batching`), by what they train.
+    """
 
     def __init__(self, placement: Placement, resources: Resources) -> None:
         self.placement = placement
@@ -60,6 +64,7 @@ class Pool:
         self.members: dict[int, _Member] = {}
         self.usage = Usage()
         self.paces = Paces()
+        self.batching: dict[str, BatchingChoice] = {}
         self.lost = 0
         self.lost_s = 0.0
         self.wanted = placement.workers
@@ -181,6 +186,11 @@ class Pool:
         member.since = now
         self.usage.worked(member.id, seconds)
         return call, seconds
+
+    def ask_started(self, question: Question, name: str) -> list[Any]:
+        """Ask every worker that has started, all at the same time, or the first that will; returns their answers."""
+        answers, _ = self.ask({id_: question for id_, member in self.members.items() if member.ready})
+        return list(answers.values()) or [self.call_any(lambda actor, _: question(actor), name)]
 
     def is_idle(self) -> bool:
         """Whether all workers have started and none has a call to answer."""

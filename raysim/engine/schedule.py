@@ -125,6 +125,21 @@ def next_chunk(assigned: Sequence[Item], least: float) -> list[Item]:
     return chunk
 
 
+def calls_of(costs: Sequence[float], pace: float) -> list[list[int]]:
+    """The calls in which a worker gets items with these costs if it has that pace and gets no others: their positions.
+
+    pace: seconds per unit of cost.
+    """
+    left = [Item(i, costs[i], "") for i in sorted(range(len(costs)), key=lambda i: -costs[i])]
+    least = max(LEAST_FRACTION * cost(left), LEAST_S / pace)
+    calls = []
+    while left:
+        chunk = next_chunk(left, least)
+        calls.append([item.payload for item in chunk])
+        left = left[len(chunk) :]
+    return calls
+
+
 class Paces:
     """The measured pace of each worker for each kind of work, in seconds per unit of cost; kept from round to round."""
 

@@ -25,7 +25,16 @@ from raysim.core.records import (
 from raysim.engine import slices
 from raysim.engine.calls import Ref
 from raysim.engine.claims import Claims
-from raysim.engine.messages import Classifier, ClientState, Failure, PartialSum, Plugin, SumWeights, WorkerSetup
+from raysim.engine.messages import (
+    BatchTrainer,
+    Classifier,
+    ClientState,
+    Failure,
+    PartialSum,
+    Plugin,
+    SumWeights,
+    WorkerSetup,
+)
 from raysim.engine.versions import check_versions
 
 if TYPE_CHECKING:
@@ -89,8 +98,21 @@ class Worker:
         self.dataset = dataset
         self.claims = Claims()
         self.local = ClientRunner(setup, dataset, partition, self.device)
+        if setup.batch_trainer == "vmap" and self.local.batch is None:
+            raise RunError(
+                f"{where[0]} cannot train several clients at once, as the workers that began this run do: "
+                f"{self.local.why_alone('vmap')}; start a new run with resources.client_batching=off"
+            )
         self._forget(-1)
         return where
+
+    def why_alone(self, trainer: BatchTrainer) -> str:
+        """What `ClientRunner.why_alone` says."""
+        return self.local.why_alone(trainer)
+
+    def expected_s(self, sizes_K: Sequence[int], seconds: float, at_once: bool) -> float:
+        """What `ClientRunner.expected_s` says."""
+        return self.local.expected_s(sizes_K, seconds, at_once)
 
     def _forget(self, round_: int) -> None:
         """Drop the updates of an earlier round."""

@@ -292,6 +292,6 @@ def worker_setup(config: Config, rule: AggregationRule, task: Task = CLASSIFICAT
         config.seed, plugin("model", config.model), plugin("local", config.local), tuple(config.data.augment),
         config.resources.precision == "bf16", measures(config.aggregation, rule),
         update=config.update, buffers=config.aggregation.buffers, versions=installed(),
-        client_batching=config.resources.client_batching == "auto", model_seed=config.model_seed,
+        batch_trainer=None if config.resources.client_batching == "off" else "dense", model_seed=config.model_seed,
         partition_seed=config.partition_seed, task=task,
     )

@@ -24,7 +24,7 @@ from raysim.core.errors import DiskError, UserError
 from raysim.core.files import write_file
 from raysim.core.persistent import persistent_path
 from raysim.core.plain import PlainDict
-from raysim.core.records import IntArray, Partition
+from raysim.core.records import BatchingChoice, IntArray, Partition
 from raysim.core.secrets import plain_without_secrets
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ _DAMAGED = (  # what reading a damaged file raises: text, JSON, tables, arrays
 _IDENTITY_KINDS: dict[str, type] = {
     "config_hash": str, "partition_sha256": str, "data": dict, "generator": str, "code": dict, "versions": dict,
     "device": str, "name": str, "mlflow_run_id": str, "accepted_changes": list, "result_keys": dict,
+    "client_batching": dict,
 }
 
 
@@ -157,6 +158,8 @@ class RunDirectory:
                 if not isinstance(content.get(name, kind()), kind):
                     raise TypeError(f"its `{name}` is {type(content[name]).__name__}, not {kind.__name__}")
             content["config_hash"]
+            if "client_batching" in content:
+                BatchingChoice(**content["client_batching"])
         return content
 
     def metrics(self) -> "pd.DataFrame":

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,6 +179,7 @@ class GeneratorRun(Run):
             "steps": int(np.nansum(metrics["steps"])),
             "bytes_up": float(np.nansum(metrics["bytes_up"])),
             "privacy": components.privacy and components.privacy.summary(metrics, oui=False, scaled_by_data=False),
+            "client_batching": record.batching and asdict(record.batching),
             "seconds": record.clock.rounded(),
             "mlflow_run_id": record.tracker.run_id,
             "notes": record.notes,

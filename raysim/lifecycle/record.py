@@ -1,12 +1,13 @@
 """The record of a run: its folder, its MLflow run, the history of its rounds, and how it ended."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from raysim.core.errors import DiskError, UserError, described
 from raysim.core.files import cannot_write
+from raysim.core.records import BatchingChoice
 from raysim.core.signals import Signals
 from raysim.engine.liveness import check_ray
 from raysim.federation.server import RoundResult
@@ -84,6 +85,8 @@ class Record:
             "accepted_changes": accepted_changes,
             "result_keys": config.result_keys(),
         }
+        if "client_batching" in before:
+            identity["client_batching"] = before["client_batching"]
         try:
             directory.write_json(IDENTITY, identity)
             if is_new:
@@ -111,6 +114,19 @@ class Record:
         if config.output.mirror is not None:
             record.mirror = Mirror(config.output.mirror, directory.path)
         return record
+
+    @property
+    def batching(self) -> BatchingChoice | None:
+        """The run's choice of how clients are trained, once it is made; None where there is none to make."""
+        kept = self.identity.get("client_batching")
+        return None if kept is None else BatchingChoice(**kept)
+
+    def remember_batching(self, choice: BatchingChoice) -> None:
+        """Keep that choice for a resume.  Raises DiskError where it cannot be kept: a resume might choose another."""
+        identity = {**self.identity, "client_batching": asdict(choice)}
+        if identity != self.identity:
+            self.directory.write_json(IDENTITY, identity)
+            self.identity = identity
 
     def begin(self) -> None:
         """Record that the run has begun."""

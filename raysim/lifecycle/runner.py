@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from raysim.core.locks import FolderLock
 from raysim.core.records import Allocation, Candidates, Dataset, FloatArray, IntArray, Synthetic
 from raysim.core.secrets import plain_without_secrets
 from raysim.core.signals import Signals
+from raysim.engine import batching
 from raysim.engine.background_start import BackgroundStart
 from raysim.engine.liveness import cause_of
 from raysim.engine.object_store import put
@@ -325,6 +326,7 @@ class Run:
                 initial = initial_result(server, evaluator, state)
             self.record.append(initial)
             self._track(initial)
+        self._settle_batching(server, state)
         after_round = [
             self.record.append,
             lambda result: self.record.clock.add_round(result.metrics),
@@ -343,6 +345,25 @@ class Run:
             self.record.save_unsaved()
             raise
         return state, server.synthetic
+
+    def _settle_batching(self, server: Server, state: ServerState) -> None:
+        """Decide for the whole run whether clients are trained several at once, where that changes bits."""
+        config, record, pool, setup = self.experiment.config, self.record, server.pool, self.worker_data.setup
+        asked = config.resources.client_batching
+        with record.clock.timed("start"):
+            tasks = [server.task(k, state.client_states) for k in server.participants(state.round + 1)]
+            sizes_K = [task.n_real + task.n_synthetic for task in tasks]
+            dataset = self.experiment.prepared.dataset
+            trained = setup.model, setup.local, setup.bf16, dataset.channels, dataset.image_size, len(tasks)
+            choice = batching.choose(pool, asked, sizes_K, repr(trained), record.batching)
+            if choice is None:
+                reason = batching.without_effect(pool) if asked == "on" else ""
+                record.note(*([f"resources.client_batching = on has no effect: {reason}"] if reason else []))
+                return
+            record.remember_batching(choice)
+            record.display.line(f"clients train {choice}")
+            if choice.at_once:
+                self.worker_data.train_at_once(pool)
 
     def further_steps(self) -> list[AfterRound]:
         """What else comes after each round; nothing here."""
@@ -395,6 +416,7 @@ class Run:
                 generator=config.generator.name if prepared.makes_images else None,
                 shared_budget=looks_at_others(config.allocation.name, config.allocation.params),
             ),
+            "client_batching": record.batching and asdict(record.batching),
             "run_directory": str(directory.path),
         }
         directory.write_json(SUMMARY, summary)

@@ -1,7 +1,7 @@
 """The data that every worker needs before anything else: the configured plug-ins, the images and their partition."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raysim.core.records import Dataset, Partition
 from raysim.engine.messages import WorkerSetup
@@ -20,11 +20,22 @@ class WorkerData:
     dataset: Dataset
     partition: Partition
     _given: Pool | None = None
+    _shared: tuple[object, object] | None = None
 
     def give(self, pool: Pool) -> None:
         """Share the images and configure the workers of a pool, unless that was done before for this pool."""
         if pool is self._given:
             return
         dataset_ref, self.dataset = put_shared(self.dataset)
-        pool.configure(self.setup, dataset_ref, put(self.partition), list(sys.path))
+        self._shared = dataset_ref, put(self.partition)
+        self._configure(pool)
+
+    def train_at_once(self, pool: Pool) -> None:
+        """Have all workers, those to come too, train several clients at once by `local.batched.on_gpu`."""
+        self.setup = replace(self.setup, batch_trainer="vmap")
+        self._configure(pool)
+
+    def _configure(self, pool: Pool) -> None:
+        assert self._shared is not None
+        pool.configure(self.setup, *self._shared, list(sys.path))
         self._given = pool

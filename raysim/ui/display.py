@@ -249,6 +249,7 @@ def summary_rows(summary: PlainMapping, blocks: bool) -> list[tuple[str, str]]:
         ("Privacy", _privacy(summary)),
         *_time(summary, blocks),
         ("Workers", _workers(summary)),
+        ("Training", _batching(summary)),
         *(("Note", str(note)) for note in summary.get("notes") or []),
     ]
     return [(label, value) for label, value in rows if value]
@@ -340,6 +341,14 @@ def _workers(summary: PlainMapping) -> str:
         return ""
     least, most = (f"{fraction:.0%}" for fraction in (idle[0], idle[-1]))
     return f"{len(idle)}, idle for {least if least == most else f'{least} to {most}'} of the time of the rounds"
+
+
+def _batching(summary: PlainMapping) -> str:
+    """How clients were trained, where the run had a choice that changes bits."""
+    choice = summary.get("client_batching")
+    if not choice:
+        return ""
+    return f"{'several clients at once' if choice['at_once'] else 'one client after another'}: {choice['why']}"
 
 
 def _locations(summary: PlainMapping) -> list[tuple[str, str]]:

@@ -304,6 +304,17 @@ def test_versions_that_differ_are_named(tmp_path, capsys):
     assert "made with different versions: torch 2.9 in 1 runs, 2.8 in 1 runs" in capsys.readouterr().out
 
 
+def test_runs_that_trained_their_clients_in_different_ways_are_counted(tmp_path, capsys):
+    sweep = a_sweep(tmp_path, "x", {"none": (NONE, [0.5, 0.6, 0.7])})
+    for seed, at_once in ((0, True), (1, True), (2, False)):
+        path = tmp_path / f"x-none-{seed}" / "run.json"
+        choice = {"at_once": at_once, "why": "timed", "alone_s": 1.0, "at_once_s": 1.0}
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"client_batching": choice}))
+    report(sweep)
+    told = "2 runs have trained several clients at once and 1 one after another, which differs by rounding"
+    assert told in capsys.readouterr().out
+
+
 def test_of_a_folder_of_runs_the_newest_is_shown_and_the_unfinished_are_named(tmp_path, capsys):
     finished_run(tmp_path / "runs" / "a", {"seed": 0}, 0.5)
     newest = finished_run(tmp_path / "runs" / "b", {"seed": 1}, 0.6)

@@ -18,7 +18,7 @@ from raysim.lifecycle.prepare import prepare
 BASE = {"data": {"name": "digits"}, "rounds": 3}
 YAML = "data: {name: digits}\nrounds: 3\n"
 LIGHT = ("data", "partition", "allocation", "local", "aggregation", "server")  # sections that need no torch
-BATCHING = ("auto", "off")
+BATCHING = ("auto", "on", "off")
 ONE_OF_EACH = {"partition.rare.fraction": 0.5, "resources.gpus_per_worker": 1}
 TWO_CLIENTS = ("partition.clients=2", "partition.alpha=100")
 
@@ -370,7 +370,7 @@ def test_client_batching_is_part_of_the_hash_where_it_changes_bits():
         return len({load_config(BASE, [*overrides, f"resources.client_batching={b}"], LIGHT).hash() for b in BATCHING})
 
     assert hashes("resources.gpus_per_worker=0") == 1
-    assert hashes("resources.gpus_per_worker=1") == hashes("resources.address=auto") == 2
+    assert hashes("resources.gpus_per_worker=1") == hashes("resources.address=auto") == 3
     equal = [load_config(BASE, [f"resources.gpus_per_worker={share}"], LIGHT).hash() for share in (0.25, 1, 2)]
     assert len(set(equal)) == 1, "how many workers share a GPU changes no bit"
 
@@ -469,13 +469,14 @@ def test_the_page_on_configurations_shows_every_key_with_its_default():
     assert load_config(shown).resolved() == shown == load_config({"data": {"name": "digits"}, "rounds": 30}).resolved()
 
 
-@pytest.mark.parametrize("value", ["off", "'off'"])
-def test_client_batching_is_off_however_yaml_reads_it(value: str):
-    """To YAML, off without quotes is the truth value false."""
-    assert load_config(BASE, [f"resources.client_batching={value}"], LIGHT).resources.client_batching == "off"
-    assert problems(BASE, ["resources.client_batching=on"]) == [
-        "resources.client_batching = true: must be auto or 'off'"
-    ]
+@pytest.mark.parametrize("meant", ["on", "off"])
+@pytest.mark.parametrize("quote", ["", "'"])
+def test_client_batching_is_on_or_off_however_yaml_reads_it(meant: str, quote: str):
+    """To YAML, on and off without quotes are truth values."""
+    given = f"resources.client_batching={quote}{meant}{quote}"
+    assert load_config(BASE, [given], LIGHT).resources.client_batching == meant
+    (problem,) = problems(BASE, ["resources.client_batching=1"])
+    assert problem.startswith("resources.client_batching = 1: must be auto, ")
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def answers(local: ClientRunner) -> dict[int, Any]:
     ids=["plain", "with a residual", "clipped and quantised", "with OUI"],
 )
 def test_a_worker_answers_the_same_with_and_without_batching(setup: dict[str, Any]):
-    with_it, without = training(**setup), training(**setup, client_batching=False)
+    with_it, without = training(**setup), training(**setup, batch_trainer=None)
     assert with_it.batch is not None
     assert without.batch is None
     assert answers(with_it) == answers(without)
@@ -99,7 +99,7 @@ def test_a_client_whose_algorithm_leaves_python_fails_and_the_end_of_a_worker_by
     """Else its worker would die, be replaced, and do it again, and no message would name the plug-in."""
     scope: dict[str, Any] = {"__name__": "tiny_algorithms"}
     exec("def leave(*_): raise SystemExit(3)", scope)
-    runner = training(client_batching=False)
+    runner = training(batch_trainer=None)
     monkeypatch.setattr(runner.algorithm, "start", scope["leave"])
     found = answers(runner)
     assert all(isinstance(failure, Failure) and failure.cause == "SystemExit: 3" for failure in found.values())
@@ -115,41 +115,72 @@ def test_clients_that_diverge_in_a_group_are_each_found_out():
     assert all(isinstance(f, Failure) and f.diverged and "training diverged" in f.cause for f in found.values())
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients are stacked here, too."""
-
-    def stacked(local: ClientRunner) -> VmapTrainer | None:
-        return VmapTrainer.of(local.model, local.algorithm, local.scale, local.setup.bf16, (1, 8, 8))
-
-    monkeypatch.setattr(ClientRunner, "_batch", stacked)
-
-
 CNN: tuple[str, dict[str, Any]] = ("cnn", {"width": 4, "hidden": 8})
 
 
-@pytest.mark.usefixtures("as_on_a_gpu")
+def stacking(**changes: Any) -> ClientRunner:
+    """Clients are trained several at once as on a GPU, here, too."""
+    return training(model=CNN, batch_trainer="vmap", **changes)
+
+
 @pytest.mark.parametrize("bf16", [False, True])
 def test_stacked_clients_answer_the_same_whoever_they_are_dealt_out_with(bf16: bool):
-    together, local = answers(training(model=CNN, bf16=bf16)), training(model=CNN, bf16=bf16)
+    together, local = answers(stacking(bf16=bf16)), stacking(bf16=bf16)
     assert isinstance(local.batch, VmapTrainer)
     local.batch.groups = lambda sizes, _: [[i] for i in reversed(range(len(sizes)))]  # type: ignore[method-assign]
     assert answers(local) == together
 
 
-@pytest.mark.usefixtures("as_on_a_gpu")
 def test_stacked_clients_answer_what_each_answers_alone_but_for_rounding():
-    stacked, alone = answers(training(model=CNN)), answers(training(model=CNN, client_batching=False))
+    stacked, alone = answers(stacking()), answers(training(model=CNN, batch_trainer=None))
     for k in range(6):
         assert stacked[k][:2] == alone[k][:2]
         assert stacked[k][2:4] == pytest.approx(alone[k][2:4], rel=1e-5)
 
 
-@pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_client_that_fails_in_a_stack_is_named_alone_and_harms_nobody():
-    healthy, found = answers(training(model=CNN)), answers(training(model=CNN, wrong_label_of=2))
+    healthy, found = answers(stacking()), answers(stacking(wrong_label_of=2))
     assert isinstance(found[2], Failure) and found[2].client == 2
     assert all(found[k] == healthy[k] for k in range(6) if k != 2)
+
+
+def test_what_keeps_clients_from_being_trained_at_once_is_said():
+    assert training(model=CNN).why_alone("vmap") == training().why_alone("vmap") == ""
+    assert training(model=CNN).why_alone("dense").startswith("on a CPU only small networks of linear layers")
+    assert "running statistics" in training(model=("resnet18", {"norm": "batch"})).why_alone("vmap")
+    assert "augmented" in training(model=CNN, augment=("flip",)).why_alone("vmap")
+
+
+def test_the_time_that_is_expected_is_that_of_the_steps_of_each_client_or_of_each_group(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Batches of 8: clients of 40, 24, 8 and 8 samples take 5, 3, 1 and 1 steps.
+
+    Alone at 2 s a step: 20 s. At once at 3 s a step of a group: with 3 s * 10 / 32 / 80 a sample, a call has half of
+    what is left, the client of 40, and then that of 24, and the rest, which is less than an eighth of all each: groups
+    of 5, 3 and 1 steps, 27 s.
+    """
+    timed: list[tuple[int, bool]] = []
+
+    def step_s(_: Any, n: int, *__: Any, at_once: bool) -> float:
+        timed.append((n, at_once))
+        return 3.0 if at_once else 2.0
+
+    monkeypatch.setattr("raysim.engine.client_runner.step_s", step_s)
+    runner = training(model=CNN)
+    assert runner.expected_s([8, 40, 8, 24], 0.1, at_once=False) == 20.0
+    assert runner.expected_s([8, 40, 8, 24], 0.1, at_once=True) == 27.0
+    assert timed == [(24, False), (24, True)]
+
+
+def test_a_group_that_does_not_fit_into_the_memory_is_never_expected_to_end(monkeypatch: pytest.MonkeyPatch):
+    def step_s(*_: Any, **__: Any) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("raysim.engine.client_runner.step_s", step_s)
+    assert training(model=CNN).expected_s([10], 0.1, at_once=True) == float("inf")
+    with pytest.raises(torch.OutOfMemoryError):
+        training(model=CNN).expected_s([10], 0.1, at_once=False)
 
 
 @pytest.fixture

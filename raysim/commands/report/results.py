@@ -100,6 +100,7 @@ def read_results(folders: Sequence[Path], against: str | None = None, target: fl
     _say_seeds(runs, notes)
     results = Results("+".join(path.name for path in folders), runs, axis, target, notes)
     _say_versions(results.finished, notes)
+    _say_batching(results.finished, notes)
     return replace(results, runs=_with_costs(results.runs, target, notes))
 
 
@@ -290,6 +291,21 @@ def _say_versions(finished: "pd.DataFrame", notes: list[str]) -> None:
         if len(counts) > 1:
             told = ", ".join(f"{version} in {count} runs" for version, count in counts.items())
             notes.append(f"made with different versions: {name} {told}")
+
+
+def _say_batching(finished: "pd.DataFrame", notes: list[str]) -> None:
+    """Say where some runs have trained several clients at once, and others not, on devices where that changes bits."""
+    counts = {True: 0, False: 0}
+    for run in _readable_runs(finished):
+        with contextlib.suppress(UserError):
+            choice = run.identity().get("client_batching")
+            if choice is not None:
+                counts[bool(choice["at_once"])] += 1
+    if all(counts.values()):
+        notes.append(
+            f"{counts[True]} runs have trained several clients at once and {counts[False]} one after another, which "
+            "differs by rounding; resources.client_batching = on or off is one way for all"
+        )
 
 
 def _readable_runs(runs: "pd.DataFrame") -> Iterator[RunDirectory]:

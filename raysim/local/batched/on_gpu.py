@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from raysim.core.records import Float32Array, IntArray
-from raysim.local.batched.schedule import BatchedClient, BatchSchedule, packed
-from raysim.local.contract import ClientData, Job, LocalResult
+from raysim.local.batched.schedule import BatchedClient, BatchSchedule, packed, trial_clients
+from raysim.local.contract import LocalResult
 from raysim.local.sgd import sgd
 from raysim.models.flat_model import FlatModel, ImageScale
 
@@ -51,13 +51,26 @@ class VmapTrainer:
         None for others: a network that draws random numbers, or that cannot be computed for several sets of parameters
         at once, fails a trial.  image_shape: channels, height, width.
         """
-        if type(algorithm) is not sgd or algorithm.batch_size > LARGEST_BATCH or scale.crop or scale.flip:
+        if type(algorithm) is not sgd or cls.obstacle(model, algorithm, scale):
             return None
-        width = min(MOST, MOST_PARAMETERS // max(1, len(model.params_P)))
-        if width < LEAST or len(model.buffers_F) or len(model.counters):
-            return None
+        width = _room(model)
         trial = cls(model, replace(algorithm, epochs=1, steps=None), scale, bf16, width)
         return cls(model, algorithm, scale, bf16, width) if trial._independent(image_shape) else None
+
+    @staticmethod
+    def obstacle(model: FlatModel, algorithm: object, scale: ImageScale) -> str:
+        """Why such clients cannot be trained at once, for people; empty where a trial decides that."""
+        if type(algorithm) is not sgd:
+            return "of the local algorithms only sgd trains several clients at once"
+        if algorithm.batch_size > LARGEST_BATCH:
+            return f"batches of {algorithm.batch_size:,} images, more than {LARGEST_BATCH}, keep a GPU busy one by one"
+        if scale.crop or scale.flip:
+            return "images are augmented (data.augment)"
+        if len(model.buffers_F) or len(model.counters):
+            return "the network has running statistics (batch normalisation)"
+        if _room(model) < LEAST:
+            return f"the network has more than {MOST_PARAMETERS // LEAST:,} parameters"
+        return ""
 
     def groups(self, sizes_K: Sequence[int], image_bytes: int) -> list[list[int]]:
         """Group clients with these numbers of samples by size, the largest first; returns lists of their positions."""
@@ -130,18 +143,15 @@ class VmapTrainer:
     def _independent(self, image_shape: tuple[int, int, int]) -> bool:
         """Whether a client has the same bits alone and as the last of a full group; tested on this machine."""
         n = self.algorithm.batch_size + 1
-        draw = np.random.default_rng(0)
-        start_P = self.model.params_P.detach().clone()
-        clients = [
-            BatchedClient(
-                Job(self.model, start_P, self.algorithm.lr, 0, k, n),
-                ClientData(draw.integers(0, 256, (n, *image_shape), np.uint8), draw.integers(0, 2, n), n),
-            )
-            for k in range(self.width)
-        ]
+        clients = trial_clients(self.model, self.algorithm.lr, n, image_shape, self.width)
         try:
             alone, alone_P = self.train(clients[-1:], 0)[0]
             grouped, grouped_P = self.train(clients, 0)[-1]
         except RuntimeError:  # the network has an operation that cannot be computed for several at once
             return False
         return alone.loss == grouped.loss and torch.equal(alone_P, grouped_P)
+
+
+def _room(model: FlatModel) -> int:
+    """How many clients of this model a group has room for."""
+    return min(MOST, MOST_PARAMETERS // max(1, len(model.params_P)))

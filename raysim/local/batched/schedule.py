@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from raysim.core.records import IntArray
 from raysim.local.contract import ClientData, Job, LocalResult
 from raysim.local.loop import batches
 from raysim.local.sgd import sgd
+from raysim.models.flat_model import FlatModel
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,22 @@ class BatchedClient:
 
     job: Job
     data: ClientData
+
+
+def trial_clients(model: FlatModel, lr: float, n: int, image_shape: Sequence[int], count: int) -> list[BatchedClient]:
+    """Clients of n random samples of two classes, which start from the model's present parameters.
+
+    image_shape: channels, height, width.
+    """
+    draw = np.random.default_rng(0)
+    start_P = model.params_P.detach().clone()
+    return [
+        BatchedClient(
+            Job(model, start_P, lr, 0, k, n),
+            ClientData(draw.integers(0, 256, (n, *image_shape), np.uint8), draw.integers(0, 2, n), n),
+        )
+        for k in range(count)
+    ]
 
 
 @dataclass
