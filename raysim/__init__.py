@@ -38,7 +38,10 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     """Import the public names when they are first used, so that `import raysim` stays light."""
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        from raysim.core.signals import Signals
+
+        with Signals():  # Ctrl-C in the middle of it would leave torch half imported
+            return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'raysim' has no attribute {name!r}")
 
 

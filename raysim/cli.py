@@ -418,10 +418,12 @@ def _say(text: str) -> None:
 def main() -> NoReturn:
     """Run a command; 0: success, 1: a run that failed, 2: input that cannot work, 130: interrupted."""
     try:
-        Path.cwd()
+        here = str(Path.cwd())
     except FileNotFoundError:  # found out here, because libraries end the process without a word that helps
         _say("error: the working directory is gone; change to one that exists")
         sys.exit(2)
+    if here not in sys.path and not sys.flags.safe_path:
+        sys.path.append(here)  # for plug-ins in it, which `python -m raysim` finds by itself
     try:
         with Signals():  # from the first moment on; a run listens anew
             commands(prog_name="raysim", standalone_mode=False)

@@ -84,9 +84,22 @@ def test_list_shows_the_keys_of_one_plugin_with_ranges_and_defaults(monkeypatch,
     assert "partition.rare.max_samples: a whole number" in call(monkeypatch, capsys, "list", "modifier", "rare")[1]
     code, out, _ = call(monkeypatch, capsys, "list", "partition")
     assert code == 0 and "dirichlet_client" in out and "allocation.name" not in out
-    for arguments, said in ((["alocation"], "did you mean 'allocation'"), (["local", "fedprx"], "'fedprox'")):
+    for arguments, said in ((["alocation"], "did you mean 'allocation'"), (["local", "fedprx"], "'fedprox'"),
+                            (["partition", "rare"], "see `raysim list modifier rare`"),
+                            (["local", "fedavg"], "see `raysim list aggregation fedavg`")):  # fmt: skip
         code, _, err = call(monkeypatch, capsys, "list", *arguments)
         assert code == 2 and said in err
+
+
+def test_the_installed_command_finds_a_plugin_in_the_working_directory_and_nothing_there_hides_a_library(tmp_path):
+    """A script that is installed has its own folder on the search path, where `python -m raysim` has this one."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/raysim_command.py").write_text("from raysim.cli import main\nmain()\n")
+    (tmp_path / "mine.py").write_text('def nothing(counts_KC):\n    """No image."""\n    return counts_KC * 0\n')
+    (tmp_path / "click.py").write_text("raise RuntimeError\n")
+    command = [sys.executable, "bin/raysim_command.py", "list", "allocation", "mine:nothing"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert done.stdout.startswith("allocation mine:nothing: No image."), done.stderr
 
 
 @pytest.mark.parametrize("kind", ["data", "partition", "modifier", "allocation", "server", "aggregation"])

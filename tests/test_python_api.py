@@ -1,21 +1,44 @@
 """raysim from Python and in a notebook: light to import, warm in a session, results that print and draw themselves."""
 
 import contextlib
+import importlib.abc
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 import raysim
+from raysim.commands.sweep.grid import read_sweep
+from raysim.config.load import with_resources
 from raysim.core.errors import ConfigError, RunError, UserError
 from raysim.core.signals import Interrupted
 from raysim.engine.session import Session
+from raysim.lifecycle.build import read_config
 from raysim.lifecycle.session import KeptSession
 
 NOTEBOOK = Path(__file__).parents[1] / "experiments/tutorial.ipynb"
+INTERRUPTED = """
+import os, signal, threading, time
+from pathlib import Path
+
+def interrupt():
+    while len(list(Path("runs").glob("*/history"))) < 2:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGINT)  # as the button of a notebook does
+
+threading.Thread(target=interrupt).start()
+raysim.run(config, rounds=1_000_000)
+"""
 
 
 def test_every_public_name_is_there_and_none_is_imported_before_it_is_used():
@@ -29,6 +52,7 @@ def test_every_public_name_is_there_and_none_is_imported_before_it_is_used():
 @pytest.fixture
 def kept(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptSession]:
     """A session on the Ray that the tests share."""
+    importlib.import_module("raysim.lifecycle.runner")  # which needs the class itself
     monkeypatch.setattr("raysim.engine.session.Session", lambda _: contextlib.nullcontext(session))
     with raysim.session(workers=1) as opened:
         yield opened
@@ -66,6 +90,60 @@ def test_a_result_prints_five_lines_and_loads_again(kept: KeptSession, small: di
         raysim.load_result(tmp_path)
 
 
+def test_a_run_and_a_sweep_inside_a_session_have_the_resources_of_the_session_but_for_those_they_set(
+    kept: KeptSession, small: dict[str, Any], tmp_path: Path
+):
+    """The machine has more cores than one: without the session, `workers: auto` would be as many workers."""
+    config = {**small, "model": {"name": "linear"}, "rounds": 1, "resources": {"threads_per_worker": 1}}
+    raysim.run(config)
+    assert len(workers_of(kept)) == 1
+    plain = raysim.load_config(config)
+    assert with_resources(plain, {"workers": 3, "threads_per_worker": 2}).resources.workers == 3
+    assert with_resources(plain, {"workers": 3, "threads_per_worker": 2}).resources.threads_per_worker == 1
+    assert read_config(plain, [], {}, resources={"workers": 3}).resources.workers == 3
+    assert read_config(plain, ["resources.workers=2"], {}, resources={"workers": 3}).resources.workers == 2
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": config, "grid": {"seed": [0, 1]}}))
+    cells = read_sweep(tmp_path / "sweep.yaml", resources={"workers": 3}).cells
+    assert [cell.config.resources.workers for cell in cells] == [3, 3]
+
+
+@pytest.mark.usefixtures("not_under_nohup")
+@pytest.mark.parametrize(
+    ("module", "call"),
+    [
+        ("raysim.lifecycle.runner", lambda: raysim.run({})),
+        ("raysim.engine.session", lambda: raysim.session().open()),
+        ("raysim.commands.sweep.sweep", lambda: raysim.sweep("none.yaml")),
+    ],
+    ids=["run", "session", "sweep"],
+)
+def test_an_interrupt_while_a_module_is_imported_waits_for_its_end(
+    monkeypatch: pytest.MonkeyPatch, module: str, call: Callable[[], object]
+):
+    """Ray and torch cannot be imported again in a process in which their import was cut short."""
+    finished = []
+
+    class Interrupting(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+        def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+            return ModuleSpec(name, self) if name == module else None
+
+        def exec_module(self, imported: ModuleType) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            imported.__getattr__ = lambda _: lambda *_, **__: time.sleep(60)  # type: ignore[attr-defined]
+            finished.append(True)
+
+    parent, _, name = module.rpartition(".")
+    importlib.import_module(module)
+    monkeypatch.setattr(sys.modules[parent], name, sys.modules[module])  # put back at the end, as is the module
+    monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    monkeypatch.setattr("raysim.lifecycle.entry._tracks", lambda *_: False)
+    monkeypatch.setattr("raysim.commands.sweep.entry.MlflowProcess", contextlib.nullcontext)
+    with pytest.raises(Interrupted):
+        call()
+    assert finished == [True]
+
+
 def test_a_session_refuses_keys_that_no_run_could_have():
     with pytest.raises(ConfigError, match=r"resources\.wrokers"):
         raysim.session(wrokers=2)
@@ -77,11 +155,20 @@ def test_the_tutorial_notebook_runs_with_one_bar_for_each_run_and_no_warning(tmp
 
     notebook = nbformat.read(NOTEBOOK, 4)
     assert len(notebook.cells) == 10
+    place = next(i for i, cell in enumerate(notebook.cells) if "helped = raysim.run" in cell.source)
+    notebook.cells.insert(place, nbformat.v4.new_code_cell(INTERRUPTED, metadata={"tags": ["raises-exception"]}))
     NotebookClient(notebook, timeout=280, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    stopped = notebook.cells.pop(place).outputs
+    assert [o.evalue for o in stopped if o.output_type == "error"] == ["by SIGINT"]
+    assert any("to go on: --resume, or resume=True" in o.get("text", "") for o in stopped)
+    (bar,) = [o.data["text/plain"] for o in stopped if o.output_type == "display_data"]
+    assert "/1,000,000" in bar and "accuracy" in bar and "left" not in bar
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
     bars = [o for o in outputs if o.output_type == "display_data" and "round " in o.data.get("text/plain", "")]
     assert len(bars) == 2 and all("3/3" in bar.data["text/plain"] for bar in bars)
+    shown = "".join(o.text for o in outputs if o.output_type == "stream")
+    assert shown.count("to start: 1 worker on CPU") == 2
     assert any("image/png" in o.get("data", {}) or "text/html" in o.get("data", {}) for o in outputs)
 
 

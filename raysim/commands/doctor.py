@@ -30,7 +30,7 @@ class Report:
     """The report of `raysim doctor`.
 
     rows: what was found, as (label, text).  wrong: messages about what would stop or slow down a run.  notes: messages
-    about what a run goes on without.
+    about what a run goes on without, and those with which it would begin.
     """
 
     rows: list[tuple[str, str]] = field(default_factory=list)
@@ -202,10 +202,11 @@ def _fit(report: Report, config: Config, name: str) -> None:
     """Report whether the data can be read and all plug-ins accept it, which a run would check before Ray starts."""
     try:
         prepared = prepare(config)
-        build_components(config, prepared)
+        components = build_components(config, prepared)
     except UserError as error:
         report.wrong.append(str(error))
         return
+    report.notes += [*config.notes, *prepared.notes, *components.notes]
     images = len(prepared.dataset.train_labels_N)
     size = prepared.dataset.nbytes
     report.rows.append((

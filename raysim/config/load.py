@@ -425,3 +425,9 @@ def load_config(
     if not isinstance(source, Mapping):
         config.remember_source(str(source), overrides)
     return config
+
+
+def with_resources(config: Config, resources: PlainMapping) -> Config:
+    """The configuration with these values of its section `resources`, but for the keys that the user has set."""
+    missing = {key: value for key, value in resources.items() if f"resources.{key}" not in config.chosen}
+    return config.model_copy(update={"resources": config.resources.model_copy(update=missing)})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from raysim.config.registry import KINDS, parameters, resolve
+from raysim.config.registry import KINDS, available, parameters, resolve
 from raysim.core.errors import UserError
 from raysim.core.plain import Plain
 from raysim.core.validation import accepted, nearest, show
@@ -26,7 +26,8 @@ def describe(kind: str, name: str) -> list[str]:
         plugin = resolve(check_kind(kind), name)
         keys = [f"  {key}: {told}" for key, told in key_lines(kind, name)]
     except LookupError as error:
-        raise UserError(f"{kind} {name}: {error}") from error
+        homes = " or ".join(f"`raysim list {other} {name}`" for other in KINDS if name in available(other))
+        raise UserError(f"{kind} {name}: {f'it is elsewhere, see {homes}' if homes else error}") from error
     return [f"{kind} {name}: {inspect.cleandoc(plugin.__doc__ or '')}", "", *(keys or ["  it takes no keys"])]
 
 

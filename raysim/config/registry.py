@@ -93,7 +93,8 @@ def check_name(kind: str, name: str) -> str | None:
             raise
         except BaseException as error:  # finding a module imports the packages that it is in
             raise _not_imported(module, error) from error
-        return None if known else f"module {module!r} cannot be found; is it installed or on PYTHONPATH?"
+        where = "is it installed, in this folder or on PYTHONPATH?"
+        return None if known else f"module {module!r} cannot be found; {where}"
     names = available(kind)
     if name in names:
         return None

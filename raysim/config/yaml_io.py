@@ -230,6 +230,8 @@ def _meant(file: Path) -> str | None:
     if not same:
         return None
     folder = file if file.is_dir() else file.parent
+    if same[0].is_relative_to(experiments()):
+        return str(same[0].relative_to(experiments()).with_suffix(""))
     return same[0].name if same[0].parent == folder else str(same[0])
 
 

@@ -1,17 +1,20 @@
 """Signals that end a run, turned into an exception."""
 
 import contextlib
+import functools
 import inspect
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Self
+from typing import Any, ParamSpec, Self, TypeVar
 
 from raysim.core.errors import WithoutTrace
 
 AGAIN_S = 0.05  # seconds between checks whether an import that a signal interrupted has ended
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
 
@@ -100,6 +103,20 @@ class Signals:
             if signal.getsignal(number) == self._arrived:
                 self._put_off.add(number)
             signal.pthread_kill(threading.main_thread().ident or 0, number)  # which wakes it from any wait
+
+
+def stoppable(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A function that Ctrl-C stops without harm to what it imports, as `Signals` says: what the user calls from Python.
+
+    An import of Ray or torch that is cut short leaves the process, such as the kernel of a notebook, without them.
+    """
+
+    @functools.wraps(function)
+    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with Signals():
+            return function(*args, **kwargs)
+
+    return guarded
 
 
 def _imports(frame: FrameType | None) -> int:

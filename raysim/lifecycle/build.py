@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import nn
 
 from raysim.aggregation.common import registered_sizes
 from raysim.aggregation.privacy import PrivacyMechanism, clients_keep_state, reads_updates_alone, require_library
-from raysim.config.load import load_config
+from raysim.config.load import load_config, with_resources
 from raysim.config.plugin_guard import blaming
 from raysim.config.plugin_source import with_source
 from raysim.config.protocols import AggregationRule, ImageGenerator, LocalAlgorithm, ServerOptimiser
@@ -54,15 +55,18 @@ class Components:
 
 
 def read_config(
-    source: Source, overrides: Iterable[str], keys: PlainMapping, say: Callable[[str], object] = lambda _: None
+    source: Source, overrides: Iterable[str], keys: PlainMapping, say: Callable[[str], object] = lambda _: None,
+    resources: PlainMapping = MappingProxyType({}),
 ) -> Config:
     """Read the configuration given to `raysim.run`: a YAML file, a mapping or a Config, with changes to its keys.
 
-    say: told of code that a file names, before it runs.
+    say: told of code that a file names, before it runs.  resources: values of that section for keys that nothing sets.
     """
     if isinstance(source, Config):
-        source = source.resolved()
-    return load_config(source, overrides, changes=keys, say=say)
+        plain = source.resolved()
+        plain["resources"] = {k: v for k, v in plain["resources"].items() if f"resources.{k}" in source.chosen}
+        source = plain
+    return with_resources(load_config(source, overrides, changes=keys, say=say), resources)
 
 
 @overload

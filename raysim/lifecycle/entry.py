@@ -11,6 +11,7 @@ from raysim.config.schema import Config
 from raysim.config.yaml_io import parse_overrides
 from raysim.core.errors import ConfigError, UserError
 from raysim.core.records import Dataset
+from raysim.core.signals import stoppable
 from raysim.lifecycle.session import open_session
 from raysim.tracking.process import MlflowProcess
 from raysim.ui.notebook import quieten
@@ -41,6 +42,7 @@ def only_one() -> Iterator[None]:
         _RUNNING.release()
 
 
+@stoppable
 def run(
     source: "Source",
     overrides: Iterable[str] = (),
@@ -55,6 +57,7 @@ def run(
 
     overrides: dotted keys as on the command line (`allocation.beta=8`).  keys: top-level keys, such as rounds=5;
     a mapping sets the keys of its section that it names, and the others stay.
+    Inside `raysim.session`, keys of `resources` that the configuration does not set are those of the session.
     resume: go on with the newest run of this configuration, or with the one in this folder, from its last checkpoint,
     to the same result.
     accept_changes: resume although code or versions have changed, which may change the result.
@@ -81,6 +84,7 @@ def run(
             session=session if session is not None or kept is None else kept.ray,
             dataset=dataset,
             mlflow=mlflow,
+            resources=kept.given if session is None and kept is not None else {},
         )
 
 

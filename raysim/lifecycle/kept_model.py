@@ -7,6 +7,7 @@ from torch import nn
 
 from raysim.core.errors import UserError
 from raysim.core.records import Dataset, ModelState
+from raysim.core.signals import stoppable
 from raysim.engine.messages import Classifier
 from raysim.lifecycle.build import plugin, read_config
 from raysim.lifecycle.directory import MODEL, SUMMARY, RunDirectory, readable
@@ -27,6 +28,7 @@ def write_for_mlflow(directory: RunDirectory, module: nn.Module, dataset: Datase
     return folder
 
 
+@stoppable
 def load_model(folder: str | Path) -> ImageClassifier:
     """Load the trained model of a finished run: a `torch.nn.Module` from uint8 images to a number for each class.
 

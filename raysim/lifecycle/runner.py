@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from raysim.allocation.common import looks_at_others
@@ -13,6 +14,7 @@ from raysim.config.plugin_guard import blaming
 from raysim.config.schema import Config
 from raysim.core.errors import RunError, UserError
 from raysim.core.locks import FolderLock
+from raysim.core.plain import PlainMapping
 from raysim.core.records import Allocation, Candidates, Dataset, FloatArray, IntArray, Synthetic
 from raysim.core.secrets import plain_without_secrets
 from raysim.core.signals import Signals
@@ -62,11 +64,13 @@ def run_experiment(
     mlflow: MlflowProcess | None = None,
     name: str | None = None,
     origin: Origin | None = None,
+    resources: PlainMapping = MappingProxyType({}),
 ) -> Result:
     """Run a configuration; arguments and errors are those of `raysim.run`.
 
     mlflow: the process that writes the MLflow run; None: this process.  name: begins the name of a new run's folder;
-    None: that of the file, or `run`.  origin: the sweep that the run belongs to.
+    None: that of the file, or `run`.  origin: the sweep that the run belongs to.  resources: values of that section for
+    keys that nothing sets.
     """
     with (
         Display() as display,
@@ -75,7 +79,7 @@ def run_experiment(
         BackgroundStart(signals, session) as start,
     ):
         clock = PhaseClock()
-        config = read_config(source, overrides, keys or {}, display.line)
+        config = read_config(source, overrides, keys or {}, display.line, resources)
         name = name or ("run" if isinstance(source, Mapping | Config) else Path(source).stem)
         for note in config.notes:
             display.line(f"note: {note}")
@@ -98,9 +102,12 @@ def run_experiment(
         directory = earlier or RunDirectory.create(config, name)
         if earlier is None:
             owned.enter_context(locked(directory))
+        again = "to go on: --resume, or resume=True from Python"
+        if origin is not None:
+            again = "the sweep goes on from there when it is started again"
         origin = origin or Origin("raysim.run" if isinstance(source, Mapping | Config) else Path(source).name)
         begun = begin(experiment, directory, earlier is None, changes, clock, display, start, mlflow, origin)
-        run = Run(experiment, *begun, start, signals, resumed=earlier is not None)
+        run = Run(experiment, *begun, start, signals, resumed=earlier is not None, hint=again)
         run.record.notes += notes
         del experiment  # frees the driver's copy of the images; from here on those in the object store are used
         return run.to_the_end()
@@ -155,7 +162,7 @@ def begin(
 class Run:
     """An experiment that is running: its record, and the Ray session that it uses.
 
-    hint: how to go on where it is interrupted; None: as a run of its own or of a sweep does.
+    hint: how to go on where it is interrupted.
     """
 
     experiment: Experiment
@@ -164,7 +171,7 @@ class Run:
     start: BackgroundStart
     signals: Signals
     resumed: bool
-    hint: str | None = None
+    hint: str
 
     def to_the_end(self) -> Result:
         """Run both phases; run directory and tracker then say how the run ended, even after an error."""
@@ -178,8 +185,7 @@ class Run:
         return result
 
     def end(self, error: BaseException | None) -> None:
-        hint = "go on with --resume" if self.start.alone else "it goes on from there when it is started again"
-        self.record.end(error, self.signals, self.hint or hint)
+        self.record.end(error, self.signals, self.hint)
 
     def _with_session(self) -> Result:
         config = self.experiment.config

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from raysim.core.errors import UserError
 from raysim.core.plain import Plain, PlainDict
+from raysim.core.signals import stoppable
 from raysim.tracking.process import MlflowProcess
 from raysim.ui.notebook import quieten
 
@@ -24,8 +25,9 @@ def session(**resources: Plain) -> "KeptSession":
     """Keep Ray and its workers for every `raysim.run` and `raysim.sweep` inside `with raysim.session(): ...`.
 
     The second run then begins at once, where Ray and MLflow take seconds to start.  resources: keys of the section
-    `resources`, such as workers=4, for the largest of the runs.  In a notebook, where a `with` cannot go over several
-    cells, `kept = raysim.session().open()` and `kept.close()` do the same.
+    `resources`, such as workers=4, which hold for every run whose own configuration does not set them.
+    In a notebook, where a `with` cannot go over several cells, `kept = raysim.session().open()` and `kept.close()` do
+    the same.
     Raises ConfigError for keys that cannot work, and when it is opened UserError for a cluster that does not answer and
     where a session is open already.
     """
@@ -35,7 +37,7 @@ def session(**resources: Plain) -> "KeptSession":
 class KeptSession:
     """An open session, as `raysim.session` makes it; a context manager.
 
-    ray: its connection to Ray; None while it is not open.
+    ray: its connection to Ray; None while it is not open.  given: the keys of `resources` that were given, checked.
     """
 
     def __init__(self, resources: PlainDict) -> None:
@@ -43,10 +45,12 @@ class KeptSession:
 
         plain = {"data": {"name": "digits"}, "rounds": 1, "resources": resources}
         self._resources = load_config(plain, ()).resources
+        self.given: PlainDict = {key: getattr(self._resources, key) for key in resources}
         self._stack = contextlib.ExitStack()
         self._mlflow: MlflowProcess | None = None
         self.ray: Session | None = None
 
+    @stoppable
     def open(self) -> Self:
         """Start Ray, or join the cluster."""
         if _OPEN:

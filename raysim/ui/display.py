@@ -117,11 +117,13 @@ class Display:
             self._progress.live.transient = not self._progress.finished
             self._progress.stop()
         self._progress = self._task = None
+        if self._cell is not None:
+            self._cell.stop()
 
     def _show(self, done: int, total: int, parts: list[str], eta_s: float | None) -> None:
         left = "" if eta_s is None or done >= total or not math.isfinite(eta_s) else f"{duration(eta_s)} left"
         if self._cell is not None:
-            self._cell.show(self._phase, done, total, ", ".join(part for part in (*parts, left) if part))
+            self._cell.show(self._phase, done, total, parts, left)
             return
         if self._live:
             self._draw(done, total, parts, left)
@@ -135,13 +137,9 @@ class Display:
     def _draw(self, done: int, total: int, parts: list[str], left: str) -> None:
         if self._progress is None or self._task is None:
             self._progress = _progress(self._stream)
-            self._task = self._progress.add_task(self._phase, total=total, note="")
-        room = self._progress.console.width - len(f"{self._phase} {total}/{total} ")
-        note = fitting(parts, left, room)
-        bar_width = min(BAR_WIDTH, room - len(note) - 1)
-        phase, bar, count, text = _columns(bar_width)
-        self._progress.columns = (phase, bar, count, text) if bar_width >= 4 else (phase, count, text)
-        self._progress.update(self._task, completed=done, total=total, note=_encodable(note, self._stream))
+            self._task = self._progress.add_task(self._phase, total=total, note="", parts=[], left="")
+        parts, left = [_encodable(part, self._stream) for part in parts], _encodable(left, self._stream)
+        self._progress.update(self._task, completed=done, total=total, parts=parts, left=left)
         self._progress.start()  # which does nothing once it has begun
 
 
@@ -201,10 +199,27 @@ def duration(seconds: float) -> str:
 
 
 def _progress(stream: TextIO) -> "Progress":
-    from rich.console import Console
+    from collections.abc import Iterable
+
+    from rich.console import Console, RenderableType
     from rich.progress import Progress
 
-    return Progress(
+    class FittingProgress(Progress):
+        """Fits the bar into the terminal whenever it is drawn, as that may get another width between two rounds.
+
+        The `^C` that a terminal echoes fits beside it: on a line of its own, it would leave the bar there for good.
+        """
+
+        def get_renderables(self) -> Iterable[RenderableType]:
+            for task in self.tasks:
+                room = self.console.width - len(f"{task.description} {task.total}/{task.total} ^C")
+                task.fields["note"] = note = fitting(task.fields["parts"], task.fields["left"], room)
+                bar_width = min(BAR_WIDTH, room - len(note) - 1)
+                phase, bar, count, text = _columns(bar_width)
+                self.columns = (phase, bar, count, text) if bar_width >= 4 else (phase, count, text)
+                yield self.make_tasks_table([task])
+
+    return FittingProgress(
         *_columns(BAR_WIDTH),
         console=Console(file=stream, force_terminal=True, markup=False, highlight=False, emoji=False),
         refresh_per_second=5,

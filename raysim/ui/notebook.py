@@ -4,6 +4,7 @@ import logging
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 EVERY_S = 0.2
@@ -23,16 +24,24 @@ class CellBar:
     def __init__(self) -> None:
         self._handle: Any = None  # IPython's, which has no types
         self._shown_s = 0.0
+        self._stopped = ""  # what the bar says once nothing goes on, where that is something else
 
-    def show(self, phase: str, done: int, total: int, text: str) -> None:
+    def show(self, phase: str, done: int, total: int, parts: Sequence[str], left: str) -> None:
         """Show that `done` of `total` are done, unless something was shown a moment ago and this is not the end."""
         now_s = time.monotonic()
         if done < total and now_s - self._shown_s < EVERY_S:
             return
         self._shown_s = now_s
         full = _CELLS * done // max(1, total)
-        bar = f"{phase} {'█' * full}{'░' * (_CELLS - full)} {done:,}/{total:,}  {text}".rstrip()
-        self._put({"text/plain": bar})
+        bar = f"{phase} {'█' * full}{'░' * (_CELLS - full)} {done:,}/{total:,}  "
+        self._stopped = f"{bar}{', '.join(parts)}".rstrip() if left else ""
+        self._put({"text/plain": f"{bar}{', '.join([*parts, *([left] if left else [])])}".rstrip()})
+
+    def stop(self) -> None:
+        """Take away the time left: what the bar shows has ended, or was interrupted."""
+        if self._stopped:
+            self._put({"text/plain": self._stopped})
+            self._stopped = ""
 
     def _put(self, content: dict[str, str]) -> None:
         from IPython.display import display

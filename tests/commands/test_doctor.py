@@ -124,6 +124,13 @@ def test_a_broken_configuration_and_a_dead_server_are_reported_beside_the_machin
     assert "a: 4 CPU" in text(report)
 
 
+def test_keys_that_nothing_would_read_are_named(cluster: Any, small: dict[str, Any], tmp_path: Path):
+    cluster(machine("a"))
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(small))
+    report = examine(tmp_path / "small.yaml", ["tracking.experiment=mine"])
+    assert report.wrong == [] and any("tracking.experiment = mine has no effect" in note for note in report.notes)
+
+
 def test_a_mirror_is_tried_out(cluster: Any, tmp_path: Path):
     cluster(machine("a"))
     assert f"Mirror   {tmp_path}/there" in text(examine(None, [f"output.mirror={tmp_path}/there"]))

@@ -129,7 +129,7 @@ def test_a_plugin_of_the_users_own_has_its_keys_checked_like_any_other(mine):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("local.name=not_there:algorithm", "module 'not_there' cannot be found; is it installed or on PYTHONPATH?"),
+        ("local.name=not_there:algorithm", "module 'not_there' cannot be found; is it installed, in this folder or on"),
         ("local.name=not.there:algorithm", "module 'not.there' cannot be found"),
         ("local.name=my_plugins:missing", "module 'my_plugins': no attribute 'missing'"),
         ("local.name=my_plugins:number", "'number' is not a function or class"),

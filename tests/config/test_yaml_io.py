@@ -150,7 +150,7 @@ def test_a_path_that_is_not_there_is_answered_with_the_file_that_was_meant(tmp_p
 
 def test_an_experiment_that_comes_with_raysim_is_suggested_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"did you mean '/.*/experiments/quickstart\.yaml'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'quickstart'"):
         load_config("quickstrat.yaml")
     with pytest.raises(ConfigError, match="the path of the configuration comes first, then KEY=VALUE"):
         load_config("rounds=5")

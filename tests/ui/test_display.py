@@ -1,6 +1,7 @@
 """What a person reads: at once, not too often, within 100 columns, and exactly what is in the summary."""
 
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -243,6 +244,24 @@ def test_a_narrow_terminal_keeps_the_round_the_accuracy_and_the_time_left(monkey
     text = stream.getvalue()
     assert "12/1000" in text and "accuracy 0.9638" in text and "2 min 10 s left" in text
     assert ("━" in text) == bar == ("train_loss" in text)
+
+
+def test_a_terminal_that_gets_narrower_between_rounds_has_room_for_the_bar_and_the_sign_of_an_interrupt(monkeypatch):
+    """The terminal writes ^C behind the bar: on a line of its own, rich would wipe that one, and the bar would stay."""
+    monkeypatch.setenv("COLUMNS", "120")
+    stream = Screen()
+    with Display(stream, live=True) as shown:
+        shown.phase("round")
+        shown.round(12, 1000, {"train_loss": 0.05, "accuracy": 0.9638, "loss": 0.08}, eta_s=130.0)
+        for columns in (80, 69, 68, 50):
+            begun = len(stream.getvalue())
+            shown._progress.console.width = columns  # type: ignore[union-attr]
+            shown._progress.refresh()  # type: ignore[union-attr]
+            drawn = re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue()[begun:])
+            (plain,) = [line.rstrip() for line in re.split(r"\x1b\[[\d;]*[A-Z]|[\r\n]", drawn) if "12" in line]
+            assert len(plain) <= columns - 2
+            assert "12/1000" in plain and "accuracy 0.9638" in plain and plain.endswith("2 min 10 s left")
+            assert ("train_loss" in plain) == (columns > 68)
 
 
 def test_a_bar_that_is_not_full_is_wiped_away_and_a_full_one_stays(monkeypatch):

@@ -20,6 +20,7 @@ from raysim.config.schema import AllocationSection, Config
 from raysim.core.errors import UserError
 from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import Allocation, Dataset, FloatArray, IntArray, Partition
+from raysim.core.signals import stoppable
 from raysim.federation.cohort import cohort_size
 from raysim.lifecycle.figures import lorenz_curves
 from raysim.lifecycle.prepare import load_dataset, make_partition, partition_notes, unread_data_keys
@@ -131,6 +132,7 @@ class Plan:
             raise UserError(problem)
 
 
+@stoppable
 def plan(
     source: str | Path | PlainMapping,
     overrides: Iterable[str] = (),

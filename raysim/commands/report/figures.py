@@ -119,6 +119,10 @@ class _Files:
                 self._summaries[folder] = None
         return self._summaries[folder]
 
+    def say(self, note: str) -> None:
+        """Note what a figure does not show."""
+        self._notes.append(note)
+
     def say_left_out(self, what: str, settings: int) -> None:
         """Note that not every setting has its figure."""
         if settings > MOST_FIGURES:
@@ -228,7 +232,7 @@ def _class_gains(results: Results, reference: str, files: _Files, folder: Path) 
     from raysim.ui import comparison_plots
 
     methods = [str(method) for method in results.runs["method"].unique()]
-    found = {str(s): _gains(there, reference, files) for s, there in results.finished.groupby("setting", sort=False)}
+    found = {str(s): _gains(there, reference, files) for s, there in results.runs.groupby("setting", sort=False)}
     found = {setting: pair for setting, pair in found.items() if pair[0]}
     files.say_left_out("gains of classes", len(found))
     return [
@@ -248,21 +252,22 @@ def _numbered(path: Path, place: int) -> Path:
 def _gains(
     there: "pd.DataFrame", reference: str, files: _Files
 ) -> "tuple[dict[str, Gain], list[str]]":
-    """What the classes gain over `reference`, for methods that have every seed of it; and the names of the classes.
+    """What the classes gain over `reference`, seed by seed; and the names of the classes.
 
-    there: the finished runs of one setting.
+    there: the runs of one setting.  A method is left out where it shares no seed with the reference.
     """
     from raysim.ui.comparison_plots import Gain
 
     base = {}
     names: list[str] = []
-    for row in there[there["method"] == reference].to_dict("records"):
+    finished = there[there["status"] == "FINISHED"]
+    for row in finished[finished["method"] == reference].to_dict("records"):
         summary = files.summary(row["folder"])
         if summary is not None and summary.get("accuracy_by_class"):
             base[row["seed"]] = np.array(summary["accuracy_by_class"], dtype=float)
             names = _class_names(summary, len(base[row["seed"]]))
     gains: dict[str, Gain] = {}
-    for method, members in there[there["method"] != reference].groupby("method", sort=False):
+    for method, members in finished[finished["method"] != reference].groupby("method", sort=False):
         images, gained = [], []
         for row in members.to_dict("records"):
             summary, counts = files.summary(row["folder"]), files.counts(row["folder"])
@@ -270,8 +275,13 @@ def _gains(
                 continue
             images.append(counts[1].sum(axis=0))
             gained.append(np.array(summary["accuracy_by_class"], dtype=float) - base[row["seed"]])
-        if len(images) == len(members) == len(base) and len({len(g) for g in gained}) == 1:
+        if images and len({len(g) for g in gained}) == 1:
             gains[str(method)] = Gain(np.array(images), np.array(gained))
+        runs = (there["method"] == method).sum()
+        if 0 < len(images) < runs:
+            files.say(
+                f"gains of classes: {len(images)} of the {runs} seeds of {method} are drawn, those of {reference} too"
+            )
     return gains, names
 
 

@@ -20,6 +20,7 @@ from raysim.commands.report.results import (
 )
 from raysim.core.errors import DiskError, UserError
 from raysim.core.files import disk_errors, write_file
+from raysim.core.signals import stoppable
 from raysim.core.validation import nearest
 from raysim.lifecycle.directory import SUMMARY, RunDirectory, readable
 from raysim.ui.display import Display, summary_rows
@@ -33,6 +34,7 @@ PAGE = "report.html"
 _ENDINGS = {"text": "txt", "markdown": "md", "latex": "tex"}
 
 
+@stoppable
 def report(
     folders: str | Path | Sequence[str | Path],
     against: str | None = None,

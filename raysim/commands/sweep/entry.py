@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raysim.core.signals import stoppable
 from raysim.lifecycle.entry import only_one
 from raysim.lifecycle.session import open_session
 from raysim.tracking.process import MlflowProcess
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from raysim.commands.sweep.sweep import SweepResult
 
 
+@stoppable
 def sweep(file: str | Path, overrides: Iterable[str] = ()) -> "SweepResult":
     """Run every combination of a sweep file, one after another on one Ray.
 
@@ -28,4 +30,6 @@ def sweep(file: str | Path, overrides: Iterable[str] = ()) -> "SweepResult":
     with only_one(), MlflowProcess() if kept is None else contextlib.nullcontext(kept.mlflow()) as mlflow:
         from raysim.commands.sweep.sweep import run_sweep
 
-        return run_sweep(file, overrides, mlflow, None if kept is None else kept.ray)
+        if kept is None:
+            return run_sweep(file, overrides, mlflow)
+        return run_sweep(file, overrides, mlflow, kept.ray, kept.given)

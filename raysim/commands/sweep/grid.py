@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from raysim.config.load import (
     apply_overrides,
@@ -17,6 +18,7 @@ from raysim.config.load import (
     load_config,
     read_config,
     with_included,
+    with_resources,
 )
 from raysim.config.schema import PLUGIN_SECTIONS, SECTIONS, Config
 from raysim.config.yaml_io import find_beside, find_file, parse_overrides, plain_copy
@@ -83,12 +85,14 @@ def short_groups(cells: Iterable[Cell]) -> dict[str, str]:
 
 
 def read_sweep(
-    path: str | Path, overrides: Iterable[str] = (), say: Callable[[str], object] = lambda _: None
+    path: str | Path, overrides: Iterable[str] = (), say: Callable[[str], object] = lambda _: None,
+    resources: PlainMapping = MappingProxyType({}),
 ) -> Grid:
     """Read every combination of a sweep file, and check each configuration.
 
     say: told of code that the file names, before it runs.
     overrides: dotted keys that change the base (`rounds=2`), one axis (`grid.seed=[0]`), `target_accuracy`, `compare`.
+    resources: values of that section for keys that nothing sets.
     Raises ConfigError that lists every problem of all cells, each with the cells that have it.
     """
     path = find_file(path)
@@ -105,7 +109,7 @@ def read_sweep(
         raise ConfigError(problems, "the command line")
     axes = {axis: _choices(axis, values) for axis, values in plain["grid"].items()}
     base, notes = _base(plain["base"], Path(path), texts, axes, say)
-    cells, found = _cells(base, axes, str(path))
+    cells, found = _cells(base, axes, str(path), resources)
     # The sweep names an experiment even where no MLflow run is asked for; only a name that the user wrote is reported.
     own = f"tracking.experiment = {show(Path(path).stem)} has no effect"
     found = [note for note in found if not note.startswith(own)]
@@ -215,7 +219,7 @@ def _base(
 
 
 def _cells(
-    base: PlainDict, axes: _Axes, source: str
+    base: PlainDict, axes: _Axes, source: str, resources: PlainMapping
 ) -> tuple[list[Cell], list[str]]:
     """(every combination in the order of the file, notes); ConfigError with the problems of all of them."""
     cells: list[Cell] = []
@@ -234,7 +238,7 @@ def _cells(
         notes += config.changes
         for note in config.unread:
             unread[note] = unread.get(note, 0) + 1
-        cells.append(Cell(labels, group, config))
+        cells.append(Cell(labels, group, with_resources(config, resources)))
     if found:
         raise ConfigError([f"{problem} [{named(names)}]" for problem, names in found.items()], source)
     # A key that some cell reads, such as the generator's beside a policy that makes no image, is there for that cell.

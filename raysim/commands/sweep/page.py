@@ -65,11 +65,12 @@ class SweepPage:
         return Origin(f"{self.grid.name}.yaml", self.grid.name, self.run_id, name, method)
 
     def end(
-        self, failed: Mapping[str, str], finished: Mapping[str, RunDirectory], say: Callable[[str], object]
+        self, tables: str, failed: Mapping[str, str], finished: Mapping[str, RunDirectory],
+        say: Callable[[str], object],
     ) -> None:
         """Send the table and the curves, adopt the cells that were finished before, and end the run.
 
-        failed, finished: the causes and the runs, by the name of a cell.
+        tables: of what was found, in Markdown.  failed, finished: the causes and the runs, by the name of a cell.
         """
         if not self.run_id:
             return
@@ -83,8 +84,7 @@ class SweepPage:
             tracker.log_figure(figure)
         summaries = [run.summary() or {} for run in finished.values()]
         tracker.adopt(s["mlflow_run_id"] for s in summaries if s.get("mlflow_uri") == tracker.uri)
-        text = (self.directory / "table.txt").read_text(encoding="utf-8")
-        tracker.describe(f"{self._heading()}\n\n```\n{text}```\n", {})
+        tracker.describe(f"{self._heading()}\n\n{tables}", {})
         causes = "; ".join(f"{cell}: {cause}" for cell, cause in failed.items())
         self._finish(tracker, "FAILED" if failed else "FINISHED", causes)
         for problem in tracker.problems:

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Literal
 
 import yaml
 
+from raysim.commands.report.tables import chosen_on
 from raysim.commands.sweep import table as sweep_table
 from raysim.commands.sweep.compare import Comparison
 from raysim.commands.sweep.grid import Cell, Grid, named, read_sweep
@@ -27,7 +28,7 @@ from raysim.core.errors import ConfigError, RayLost, RunError, UserError, descri
 from raysim.core.files import write_file
 from raysim.core.locks import FolderLock
 from raysim.core.persistent import persistent_path
-from raysim.core.plain import PlainDict
+from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import Dataset
 from raysim.core.secrets import plain_without_secrets, without_secrets
 from raysim.core.signals import Signals
@@ -75,14 +76,16 @@ def run_sweep(
     overrides: Iterable[str] = (),
     mlflow: MlflowProcess | None = None,
     session: "Session | None" = None,
+    resources: PlainMapping = MappingProxyType({}),
 ) -> SweepResult:
     """Run a sweep; arguments and errors are those of `commands.sweep.entry.sweep`.
 
     mlflow: the process that writes the MLflow runs; None: this process.  session: an open one; None: one for the sweep.
+    resources: values of that section for keys that nothing sets.
     """
     with Display() as display:
         display.line(f"raysim: reading {file}")
-        grid = read_sweep(file, overrides, display.line)
+        grid = read_sweep(file, overrides, display.line, resources)
         for uri in {cell.config.tracking.uri for cell in grid.cells}:
             check_uri(uri)
         inputs = _Inputs()
@@ -109,7 +112,8 @@ def run_sweep(
             try:
                 work.all_cells(tasks, session)
                 result = work.result()
-                page.end(result.failed, work.finished, display.line)
+                tables = sweep_table.markdown(result.table, grid.target_accuracy, chosen_on(result.runs))
+                page.end(tables, result.failed, work.finished, display.line)
             except BaseException as error:
                 page.abandon(error)
                 raise

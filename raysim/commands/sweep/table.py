@@ -11,6 +11,7 @@ from raysim.commands.sweep.grid import Cell
 from raysim.core.files import write_file
 from raysim.core.plain import PlainDict
 from raysim.lifecycle.directory import SUMMARY, RunDirectory, readable
+from raysim.ui.tables import Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,4 +69,13 @@ def write(
 
 def text(table: "pd.DataFrame", target: float | None, chosen_on: str = "") -> str:
     """Format the second table of `frames` for people.  chosen_on: the split that the best round was read from."""
-    return accuracy_table(table, chosen_on).text() + "\n" + cost_table(table, target, chosen_on).text()
+    return "\n".join(part.text() for part in _parts(table, target, chosen_on))
+
+
+def markdown(table: "pd.DataFrame", target: float | None, chosen_on: str = "") -> str:
+    """As `text`, in Markdown."""
+    return "\n".join(part.markdown() for part in _parts(table, target, chosen_on))
+
+
+def _parts(table: "pd.DataFrame", target: float | None, chosen_on: str) -> tuple[Table, Table]:
+    return accuracy_table(table, chosen_on), cost_table(table, target, chosen_on)
