@@ -96,7 +96,7 @@ def phase_rate(options: dict[str, Any], workers: int, batch: int) -> Rate:
     from raysim.data.datasets import digits
     from raysim.engine.messages import Plugin
     from raysim.engine.session import Session
-    from raysim.federation.synthesis import synthesise
+    from raysim.federation.synthesis import Synthesis
     from raysim.ui.display import Display
 
     dataset = digits() if options["data"] is None else _parquet(options["data"])
@@ -108,10 +108,10 @@ def phase_rate(options: dict[str, Any], workers: int, batch: int) -> Rate:
     with Session(resources) as session, tempfile.TemporaryDirectory() as cache, Display(live=False) as display:
         pool = session.pool(resources)
         pool.configure(*_setup(dataset))
-        synthesise(pool, generator, dataset, Allocation(quota_KC * 0 + 1), 1, None, display)
+        Synthesis(pool, generator, dataset, 1, None, display).make(Allocation(quota_KC * 0 + 1))
         display.phase("images")
         began, began_cpu = time.perf_counter(), cpu_s()
-        made = synthesise(pool, generator, dataset, Allocation(quota_KC), 0, cache, display)
+        made = Synthesis(pool, generator, dataset, 0, cache, display).make(Allocation(quota_KC))
         seconds, used_cpu_s = time.perf_counter() - began, cpu_s() - began_cpu
     assert made.made == quota_KC.sum()
     return made.made / seconds, made.made / used_cpu_s

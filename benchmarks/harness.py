@@ -43,7 +43,7 @@ def opened(config: Config, kind: type[Server] = Server) -> Iterator[tuple[Rounds
         split_ref, dataset = put_shared(prepared.dataset)
         prepared = replace(prepared, dataset=dataset)  # as in `raysim.run`: the driver keeps no copy of its own
         pool.configure(worker_setup(config, parts.rule), split_ref, put(prepared.partition))
-        synthetic = Synthetic(prepared.quota_KC, {}, "")
+        synthetic = Synthetic(prepared.quota_KC)
         server = kind(config, pool, prepared.partition, synthetic, parts.algorithm, parts.rule, parts.optimiser)
         evaluator = Evaluator.of(config, pool, prepared.partition, prepared.dataset)
         yield Rounds(server, evaluator), server.initial(parts.model.state()), parts.model

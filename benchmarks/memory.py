@@ -19,19 +19,20 @@ import psutil
 MB = 1e6
 
 
-def snapshot(pid: int) -> dict[str, int]:
-    """PSS in bytes of a process and its descendants, by what they are.
+def snapshot(pid: int) -> dict[str, tuple[int, int]]:
+    """(PSS, RSS) in bytes of a process and its descendants, summed by what they are.
 
     Empty where one of them has ended meanwhile: what it shared would count in full for those that are read after it.
     """
-    found: dict[str, int] = defaultdict(int)
+    found: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     try:
         root = psutil.Process(pid)
         for process in [root, *root.children(recursive=True)]:
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
             name = "driver" if process == root else role(process.cmdline())
-            found[name] += process.memory_full_info().pss
+            memory = process.memory_full_info()
+            found[name] = found[name][0] + memory.pss, found[name][1] + memory.rss
     except psutil.Error:
         return {}
     return dict(found)
@@ -48,11 +49,16 @@ def role(command: list[str]) -> str:
 
 
 class Watch:
-    """A context manager that samples a process tree; afterwards `peak` says who had what when the sum was largest."""
+    """A context manager that samples a process tree.
+
+    peak: who had how much PSS when the sum was largest.  pss, rss: the most that each kind of process ever had.
+    """
 
     def __init__(self, pid: int, interval_s: float = 0.5) -> None:
         self.pid, self.interval_s = pid, interval_s
         self.peak: dict[str, int] = {}
+        self.pss: dict[str, int] = {}
+        self.rss: dict[str, int] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
@@ -62,7 +68,11 @@ class Watch:
 
     def _sample(self) -> None:
         while True:
-            now = snapshot(self.pid)
+            seen = snapshot(self.pid)
+            now = {name: pss for name, (pss, _) in seen.items()}
+            for name, (pss, rss) in seen.items():
+                self.pss[name] = max(pss, self.pss.get(name, 0))
+                self.rss[name] = max(rss, self.rss.get(name, 0))
             if sum(now.values()) > self.peak_bytes:
                 self.peak = now
             if self._stop.wait(self.interval_s):

@@ -126,21 +126,28 @@ def read_header(file: BinaryIO) -> PlainDict | None:
     return header if is_valid else None
 
 
-def read_checked(path: Path, extra_bytes: int = 0) -> tuple[PlainDict, ByteArray] | None:
-    """Read (description, bytes) of a cache file of `count` images of a `shape`; None for one that is damaged.
+def map_checked(path: Path, extra_bytes: int = 0) -> tuple[PlainDict, ByteArray] | None:
+    """Map (description, bytes) of a cache file of `count` images of a `shape`; None for one that is damaged.
 
+    The bytes are read once for their checksum, a piece at a time; after that they are in memory only where they are
+    used, and stay at hand where the file is deleted. Who writes to them changes a copy, never the file.
     extra_bytes: how many bytes each image has besides its pixels.  Raises OSError where the file cannot be read.
     """
     with path.open("rb") as file:
         header = read_header(file)
         if header is None:
             return None
+        start = file.tell()
         expected = header["count"] * (extra_bytes + math.prod(header["shape"]))
-        if path.stat().st_size - file.tell() != expected:
+        if path.stat().st_size - start != expected:
             return None
-        body = np.fromfile(file, np.uint8)
-    is_intact = len(body) == expected and hashlib.sha256(body.data).hexdigest() == header["sha256"]
-    return (header, body) if is_intact else None
+        digest = hashlib.sha256()
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+        if digest.hexdigest() != header["sha256"]:
+            return None
+        body = np.memmap(file, np.uint8, "c", start, (expected,)) if expected else np.empty(0, np.uint8)
+    return header, np.asarray(body)
 
 
 def delete(path: Path) -> str:

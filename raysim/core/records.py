@@ -5,7 +5,9 @@ Images are written `B x channels x height x width`, uint8 in 0..255. Units stand
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -21,13 +23,21 @@ Ref: TypeAlias = Any
 ClientTable = dict[str, NDArray[Any]]  # columns of one round, each with one number per participant; dtypes differ
 
 
-def sha256(*arrays: NDArray[Any]) -> str:
-    """Hex digest of arrays: dtype, shape and bytes of each, in order."""
+def sha256(*arrays: NDArray[Any], images: "tuple[tuple[int, ...], Iterable[ByteArray]] | None" = None) -> str:
+    """Hex digest of arrays: dtype, shape and bytes of each, in order.
+
+    images: (shape, parts) of a last array that is never in memory as a whole.
+    """
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
         for start in range(0, len(array), 65536):  # in blocks: a broadcast array is never copied whole
             digest.update(np.ascontiguousarray(array[start : start + 65536]).data)
+    if images is not None:
+        shape, parts = images
+        digest.update(f"{np.dtype(np.uint8).str}{shape}".encode())
+        for part in parts:
+            digest.update(np.ascontiguousarray(part).data)
     return digest.hexdigest()
 
 
@@ -180,15 +190,15 @@ class Allocation:
 class ClientTask:
     """One client's local training in one round.
 
-    n_real, n_synthetic: how many samples it has.  quota_C: synthetic images per class.  synthetic: reference to them in
-    the object store, sorted by class.  state: reference to the client's state, for algorithms that keep one.
+    n_real, n_synthetic: how many samples it has.  quota_C: synthetic images per class.  synthetic: these, sorted by
+    class.  state: reference to the client's state, for algorithms that keep one.
     """
 
     client: int
     n_real: int
     n_synthetic: int = 0
     quota_C: IntArray | None = None
-    synthetic: Ref = None
+    synthetic: "StoredImages | None" = None
     state: Ref = None
 
 
@@ -252,35 +262,89 @@ class ModelState:
 
 
 @dataclass(frozen=True)
+class StoredImages:
+    """Images in the object store, of one client for example: stretches of blocks, one after another.
+
+    parts: (reference to a block, its first row that counts, the row after the last) of each stretch.
+    """
+
+    parts: tuple[tuple[Ref, int, int], ...]
+
+
+@dataclass(frozen=True)
+class ImageBlocks:
+    """Many images in the object store, in an order of their own: equally large blocks, the last may be smaller.
+
+    refs: reference to each block, uint8 B x channels x height x width.  size: images in a block.
+    """
+
+    refs: tuple[Ref, ...] = ()
+    size: int = 1
+
+    def rows(self, *ranges: tuple[int, int]) -> StoredImages:
+        """The images of some ranges [start, stop) of this order; where one goes on, the next is added to it."""
+        joined: list[tuple[int, int]] = []
+        for start, stop in ranges:
+            if joined and joined[-1][1] == start:
+                joined[-1] = (joined[-1][0], stop)
+            elif start < stop:
+                joined.append((start, stop))
+        return StoredImages(tuple(
+            (self.refs[i], max(start - i * self.size, 0), min(stop - i * self.size, self.size))
+            for start, stop in joined
+            for i in range(start // self.size, -(-stop // self.size))
+        ))
+
+
+@dataclass(frozen=True)
 class Synthetic:
     """The synthetic images of all clients.
 
-    quota_KC: images of each class that each client has.  refs: one reference into the object store per client that has
-    any; its images are sorted by class, then by index.
+    quota_KC: images of each class that each client has.  blocks: the images, sorted by client, class and index.
     made: how many were generated in this run; the others came from the cache.  examples: a few images and their labels.
-    pool: the images that clients share, sorted likewise, and how many of each class; None where each has its own.
+    pool_C: images of each class in the pool that clients share, sorted by class and index; None where each has its own.
     chosen: which images these are, where they were chosen among candidates; else None, and image i of a cell is the
     i-th that was made for it.
     """
 
     quota_KC: IntArray
-    refs: dict[int, Ref]
-    sha256: str
+    blocks: ImageBlocks = ImageBlocks()
+    sha256: str = ""
     made: int = 0
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     examples: tuple[ByteArray, IntArray] | None = None
-    pool: tuple[Ref, IntArray] | None = None
+    pool_C: IntArray | None = None
     chosen: "Chosen | None" = None
 
     @property
     def images(self) -> int:
         """How many images were made for these, or had been made before: what a budget counts."""
-        return int((self.by_owner()[0] if self.chosen is None else self.chosen.candidates_KC).sum())
+        return int((self.owned_KC if self.chosen is None else self.chosen.candidates_KC).sum())
 
-    def by_owner(self) -> tuple[IntArray, dict[int, Ref]]:
-        """(images of each owner and class, references to them by owner): of each client, or of the pool as owner 0."""
-        return (self.quota_KC, self.refs) if self.pool is None else (self.pool[1][None], {0: self.pool[0]})
+    @property
+    def owned_KC(self) -> IntArray:
+        """How many different images there are of each owner and class: of each client, or of the pool, 1 x C."""
+        return self.quota_KC if self.pool_C is None else self.pool_C[None]
+
+    @cached_property
+    def _ends_K(self) -> IntArray:
+        return np.cumsum(self.quota_KC.sum(axis=1))
+
+    def of(self, client: int) -> StoredImages | None:
+        """The images of a client, sorted by class, then by index; None where it has none.
+
+        Of a pool that is the first quota_kc images of each class.
+        """
+        quota_C = self.quota_KC[client]
+        n = int(quota_C.sum())
+        if not n:
+            return None
+        if self.pool_C is None:
+            end = int(self._ends_K[client])
+            return self.blocks.rows((end - n, end))
+        starts_C = np.cumsum(self.pool_C) - self.pool_C
+        return self.blocks.rows(*zip(starts_C.tolist(), (starts_C + quota_C).tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -298,12 +362,12 @@ class Chosen:
 class Candidates:
     """Images of one client among which some are to be chosen.
 
-    images: reference to them in the object store.  labels_N: their classes.  task: the client's training, where its own
-    model judges them, too; None where another does alone.
+    labels_N: their classes.  task: the client's training, where its own model judges them, too; None where another does
+    alone.
     """
 
     client: int
-    images: Ref
+    images: StoredImages
     labels_N: IntArray
     task: ClientTask | None = None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raysim.core.files import cannot_write, delete, file_bytes, read_checked, read_header, sweep, write_checked
+from raysim.core.files import cannot_write, delete, file_bytes, map_checked, read_header, sweep, write_checked
 from raysim.core.records import ByteArray
 
 FOLDER = "decoded"  # in the folder of the image cache
@@ -42,7 +42,7 @@ class DecodedCache:
 
     def _read(self, path: Path) -> ByteArray | None:
         try:
-            found = read_checked(path)
+            found = map_checked(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

@@ -46,7 +46,7 @@ class WorkerActor(Protocol):
     add: RemoteMethod
     evaluate: RemoteMethod
     fine_tune: RemoteMethod
-    generate: RemoteMethod
+    generate: RemoteMethodWithValue
     fingerprint: RemoteMethod
     release_generator: RemoteMethod
 

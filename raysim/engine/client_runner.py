@@ -15,7 +15,7 @@ from raysim.core import rng
 from raysim.core.errors import described
 from raysim.core.records import ByteArray, ClientReport, ClientTask, Dataset, FloatArray, ModelState, Partition
 from raysim.engine.messages import BatchTrainer, Classifier, ClientState, Failure, WorkerSetup
-from raysim.engine.object_store import get
+from raysim.engine.object_store import get, images_of
 from raysim.engine.reduce import Diverged, checked_norm
 from raysim.engine.schedule import calls_of
 from raysim.evaluation.accuracy import log_probabilities
@@ -223,7 +223,7 @@ class ClientRunner:
         """Gather a client's samples and state, and set the model to the parameters at which the client starts."""
         k = task.client
         rows_N, labels_N = self.partition.client(k)
-        synthetic = None if task.synthetic is None else get(task.synthetic)
+        synthetic = None if task.synthetic is None else images_of(task.synthetic)
         noise_std = float(self.partition.input_noise_K[k])
         seed = self.setup.seed if self.setup.partition_seed is None else self.setup.partition_seed
         noise_rng = rng.stream(seed, rng.MODIFIER, k) if noise_std else None

@@ -2,10 +2,12 @@
 
 from typing import Any, TypeVar
 
+import numpy as np
 import ray
-from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+from ray.exceptions import ObjectLostError, ObjectStoreFullError, OutOfDiskError
 
 from raysim.core.errors import RunError
+from raysim.core.records import ByteArray, StoredImages
 from raysim.engine.calls import Ref
 from raysim.engine.failures import first_line, with_remedy
 
@@ -40,3 +42,17 @@ def capacity_bytes() -> int:
 def get(reference: Ref) -> Any:  # the caller knows what it put
     """Get the value of a reference; its arrays are shared memory and read-only."""
     return ray.get(reference)
+
+
+def get_if_there(reference: Ref) -> Any:  # as `get`
+    """Get the value of a reference as `get` does; None where it was lost with its node."""
+    try:
+        return ray.get(reference)
+    except ObjectLostError:
+        return None
+
+
+def images_of(stored: StoredImages) -> ByteArray:
+    """The images, at least one: a view of shared memory, read-only; a copy where they lie in more than one block."""
+    views = [get(reference)[start:stop] for reference, start, stop in stored.parts]
+    return views[0] if len(views) == 1 else np.concatenate(views)

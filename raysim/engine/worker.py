@@ -284,14 +284,14 @@ class Worker:
 
         state: of the classifier, where there is one, else of the global model.  round_: as in `measure`.
         """
-        from raysim.engine.object_store import get
+        from raysim.engine.object_store import images_of
         from raysim.evaluation.accuracy import log_probabilities
         from raysim.evaluation.candidates import confidence, discrepancy
 
         local = self.local
         answers = []
         for candidates in several:
-            images = get(candidates.images)
+            images = images_of(candidates.images)
             if classifier is None:
                 local.become(round_, state, None)
                 log_p_NC = log_probabilities(local.model, images, local.scale)
@@ -304,14 +304,17 @@ class Worker:
                 answers.append(discrepancy(log_p_NC, log_probabilities(local.model, images, local.scale)))
         return answers
 
-    def generate(self, plugin: "Plugin[ImageGenerator]", labels_B: IntArray, seeds_B: IntArray) -> ByteArray:
-        """Make one image per label and seed; the generator is built when it is first used and stays in memory.
+    @ray.method(num_returns=2)
+    def generate(
+        self, plugin: "Plugin[ImageGenerator]", labels_B: IntArray, seeds_B: IntArray
+    ) -> tuple[None, ByteArray]:
+        """Make one image per label and seed; returns (None, the images as an object of their own).
 
-        `release_generator` frees it.
+        The generator is built when it is first used and stays in memory; `release_generator` frees it.
         """
         with blaming({"generator.name": plugin.name}, RunError):
             generator = self._generator(plugin)
-        return ask_generator(plugin.name, generator, labels_B, seeds_B, self.dataset)
+        return None, ask_generator(plugin.name, generator, labels_B, seeds_B, self.dataset)
 
     def fingerprint(self, plugin: "Plugin[ImageGenerator]") -> str:
         """The text that identifies the generator's images; also checks that the generator fits the data set."""

@@ -150,7 +150,7 @@ class Server:
 
     def task(self, k: int, states: ClientStates) -> ClientTask:
         """What client k trains on and starts with."""
-        kept, synthetic = states.get(k), self.synthetic.refs.get(k)
+        kept, synthetic = states.get(k), self.synthetic.of(k)
         if synthetic is None:
             return ClientTask(k, int(self.sizes_K[k]), state=kept)
         quota_C = self.synthetic.quota_KC[k]

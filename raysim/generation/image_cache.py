@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.core.files import delete, file_bytes, read_checked, read_header, sweep, write_checked
-from raysim.core.records import BoolArray, ByteArray, IntArray
+from raysim.core.files import delete, file_bytes, map_checked, read_header, sweep, write_checked
+from raysim.core.records import ByteArray, IntArray
 
 MOST_SEGMENTS = 64  # how many small segments a folder may have before they are merged
 LARGE_BYTES = 64_000_000  # a segment of this size is not merged again
@@ -51,14 +51,15 @@ class ImageCache:
         sweep(folder)
         return cls(folder, tuple(int(side) for side in shape))  # type: ignore[arg-type]
 
-    def fill(self, keys_M3: IntArray, images: ByteArray) -> BoolArray:
-        """Copy the images that are cached into their rows of `images`; returns for each row whether it was cached: M.
+    def find(self, keys_M3: IntArray) -> list[tuple[Path, IntArray, IntArray]]:
+        """Where the images that are cached lie: (segment, rows of `keys_M3`, places in the segment) of each segment.
 
-        keys_M3: client, class, index of each row, in any order, no key twice.
+        keys_M3: client, class, index of each row, in any order, no key twice.  No row is named twice.
         """
         wanted = _as_keys(keys_M3)
         order = np.argsort(wanted)
-        found_M = np.zeros(len(wanted), dtype=bool)
+        is_left_M = np.ones(len(wanted), dtype=bool)
+        found = []
         seen: set[Path] = set()
         # Another run may merge segments meanwhile: the new segment exists before the old ones are deleted.
         while len(wanted) and (paths := sorted(set(self.folder.glob("*.seg")) - seen)):
@@ -67,13 +68,27 @@ class ImageCache:
                 segment = self._read(path)
                 if segment is None:
                     continue
-                keys, made = segment
-                place = np.searchsorted(wanted, keys, sorter=order).clip(max=len(wanted) - 1)
-                rows = order[place]
-                hit = wanted[rows] == keys
-                images[rows[hit]] = made[hit]
-                found_M[rows[hit]] = True
-        return found_M
+                keys, _ = segment
+                rows = order[np.searchsorted(wanted, keys, sorter=order).clip(max=len(wanted) - 1)]
+                places = np.flatnonzero((wanted[rows] == keys) & is_left_M[rows])
+                if len(places):
+                    is_left_M[rows[places]] = False
+                    found.append((path, rows[places], places))
+        return found
+
+    def images(self, path: Path, places: IntArray) -> ByteArray | None:
+        """The images at some places of a segment that `find` has named; None where it has gone meanwhile."""
+        try:
+            with path.open("rb") as file:
+                header = read_header(file)
+                if header is None:
+                    return None
+                start = file.tell() + header["count"] * _KEY.itemsize
+                pixels = np.memmap(file, np.uint8, "r", start, (header["count"], *self.shape))
+                images: ByteArray = np.asarray(pixels)[places]
+                return images
+        except OSError:  # another run has merged it
+            return None
 
     def add(self, keys_M3: IntArray, images: ByteArray) -> None:
         """Store images in the cache.
@@ -122,7 +137,7 @@ class ImageCache:
     def _read(self, path: Path) -> Segment | None:
         """(keys, images) of a segment, or None for one that is gone, or damaged, which is then deleted."""
         try:
-            found = read_checked(path, _KEY.itemsize)
+            found = map_checked(path, _KEY.itemsize)
         except FileNotFoundError:  # another run has merged it, or found it damaged
             return None
         except OSError as error:

@@ -135,7 +135,7 @@ class GeneratorRun(Run):
 
     def images(self, pool: "Pool") -> Synthetic:  # noqa: ARG002
         """No synthetic image: they are what this is for."""
-        return Synthetic(self.experiment.prepared.quota_KC, {}, "")
+        return Synthetic(self.experiment.prepared.quota_KC)
 
     def further_steps(self) -> list[AfterRound]:
         """A preview now and then."""

@@ -23,7 +23,7 @@ def measure_run(
     At most MOST_IMAGES of the run's images are used, spread evenly over clients and classes; the real images that
     they are compared with are of the same classes in the same numbers.
     """
-    if not synthetic.refs or not len(dataset.test_labels_N):
+    if not synthetic.quota_KC.any() or not len(dataset.test_labels_N):
         return None
     from raysim.generation.quality import measure, table
     from raysim.ui import plots

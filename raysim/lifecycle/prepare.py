@@ -237,7 +237,7 @@ def _have_no_effect(section: str, keys: Sequence[str]) -> str:
 
 
 def _check_memory(images: int, dataset: Dataset) -> None:
-    """Refuse more images than this machine has memory for, since all of them are in its memory at some time."""
+    """Refuse more images than this machine has memory for, since most of them would be on the disk."""
     height, width = dataset.image_size
     needed = images * dataset.image_bytes
     memory = physical_bytes()

@@ -28,7 +28,7 @@ from raysim.federation.evaluator import Evaluator
 from raysim.federation.measuring import judge, measure
 from raysim.federation.server import RoundResult, Server
 from raysim.federation.state import ServerState
-from raysim.federation.synthesis import make_chosen, synthesise, synthesise_and_choose
+from raysim.federation.synthesis import Synthesis
 from raysim.federation.training import AfterRound, initial_result, train_rounds
 from raysim.lifecycle import resume as resuming
 from raysim.lifecycle import summary as summaries
@@ -244,18 +244,14 @@ class Run:
             dataset = self.experiment.prepared.dataset
             is_needed = allocation.images > 0  # weights are asked for where images are
             generator = generator_plugin(config, dataset) if is_needed else plugin("generator", config.generator)
+            phase = Synthesis(pool, generator, dataset, config.seed, config.output.cache, display)
             if allocation.candidates_KC is None:
-                synthetic = synthesise(
-                    pool, generator, dataset, allocation, config.seed, config.output.cache, display, earlier
-                )
+                synthetic = phase.make(allocation, earlier)
             elif chosen_M3 is not None:
-                synthetic = make_chosen(
-                    pool, generator, dataset, allocation, chosen_M3, config.seed, config.output.cache, display
-                )
+                synthetic = phase.make_chosen(allocation, chosen_M3)
             else:
-                synthetic = synthesise_and_choose(
-                    pool, generator, dataset, allocation, config.seed, config.output.cache, display,
-                    lambda candidates: self._judge(pool, candidates, by), earlier,
+                synthetic = phase.make_and_choose(
+                    allocation, lambda candidates: self._judge(pool, candidates, by), earlier
                 )
         self.record.note(*(note for note in synthetic.notes if note not in self.record.notes))
         return synthetic

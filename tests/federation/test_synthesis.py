@@ -55,6 +55,20 @@ def test_images_are_the_same_with_and_without_cache_and_for_one_and_three_worker
         assert other["n_synthetic_made"] == first["n_synthetic"]
 
 
+def test_images_are_the_same_where_a_process_of_their_own_puts_them_together(
+    run: Run, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    """Where it keeps them in the cache, where they come from there, and without one; in blocks of 16 images."""
+    first = run(uncached(config)).summary
+    monkeypatch.setattr("raysim.federation.synthesis.OWN_PROCESS_BYTES", 0)
+    monkeypatch.setattr("raysim.federation.image_blocks.BLOCK_BYTES", 16 * 64)
+    for made, base in ((first["n_synthetic"], config), (0, config), (first["n_synthetic"], uncached(config))):
+        other = run(base).summary
+        assert other["synthetic_sha256"] == first["synthetic_sha256"]
+        assert other["model_sha256"] == first["model_sha256"]
+        assert other["n_synthetic_made"] == made
+
+
 def test_batches_of_1_7_and_16_images_are_one_generator_because_all_are_padded_to_16(run: Run, config: dict[str, Any]):
     """The same bits without a cache; with one, what batches of 16 made serves a run that asks for batches of 7."""
 
@@ -122,7 +136,7 @@ def test_a_full_disk_in_mid_generation_is_told_once_and_keeps_what_was_made(
     run: Run, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     """Every answer is saved at once here; the first save works, the others do not."""
-    monkeypatch.setattr("raysim.federation.synthesis._FLUSH_S", -1.0)
+    monkeypatch.setattr("raysim.federation.image_blocks.FLUSH_S", -1.0)
     add, saved = ImageCache.add, []
 
     def fill_the_disk(self: ImageCache, keys_M3: np.ndarray, images: np.ndarray) -> None:
@@ -144,7 +158,7 @@ def test_a_full_disk_in_mid_generation_is_told_once_and_keeps_what_was_made(
 def test_what_a_full_disk_refused_is_saved_when_there_is_room_again(
     run: Run, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("raysim.federation.synthesis._FLUSH_S", -1.0)
+    monkeypatch.setattr("raysim.federation.image_blocks.FLUSH_S", -1.0)
     add, calls = ImageCache.add, []
 
     def first_refused(self: ImageCache, keys_M3: np.ndarray, images: np.ndarray) -> None:
@@ -197,30 +211,39 @@ def test_what_a_worker_made_is_in_the_cache_before_it_counts_as_saved_and_is_wri
 
     Three answers of 2 images; at each write the pixels are already in place, and the cache holds what came before.
     """
-    from raysim.federation.synthesis import _Keeper
+    from without_ray import assembly, pixels_of
 
-    monkeypatch.setattr("raysim.federation.synthesis._FLUSH_S", -1.0)
+    monkeypatch.setattr("raysim.federation.image_blocks.FLUSH_S", -1.0)
     keys_M3 = image_keys(np.array([[6]]))
-    images = np.zeros((6, 1, 1, 1), np.uint8)
-    keeper = _Keeper.open(str(tmp_path), "ab" * 32, 0, keys_M3, images)
+    expected = np.arange(1, 7, dtype=np.uint8).reshape(6, 1, 1, 1)
+    images = assembly(keys_M3, ImageCache.open(tmp_path, "ab" * 32, 0, (1, 1, 1)), monkeypatch)
     add, written = ImageCache.add, []
 
     def watch(self: ImageCache, keys: np.ndarray, pixels: np.ndarray) -> None:
-        assert keeper.unsaved and (pixels > 0).all()
-        before = np.zeros_like(images)
-        assert ImageCache.open(tmp_path, "ab" * 32, 0, (1, 1, 1)).fill(keys_M3, before).sum() == len(written)
+        assert np.array_equal(pixels, expected[keys[:, 2]])
+        assert cached(tmp_path, keys_M3)[0].sum() == len(written)
         add(self, keys, pixels)
         written.extend(keys[:, 2].tolist())
 
     monkeypatch.setattr(ImageCache, "add", watch)
     for rows in ([4, 5], [0, 1], [2, 3]):
-        keeper.take(np.array(rows), np.array(rows, np.uint8).reshape(2, 1, 1, 1) + 1)
-        assert not keeper.unsaved
-    keeper.save()
+        images.take(np.array(rows), expected[rows])
+        assert written[-2:] == rows
+    images.save()
     assert written == [4, 5, 0, 1, 2, 3]
-    again = np.zeros_like(images)
-    assert len(_Keeper.open(str(tmp_path), "ab" * 32, 0, keys_M3, again).missing(np.arange(6))) == 0
-    assert np.array_equal(again, images)
+    again = assembly(keys_M3, ImageCache.open(tmp_path, "ab" * 32, 0, (1, 1, 1)), monkeypatch)
+    again.find()
+    again.build()
+    assert np.array_equal(pixels_of(again), expected) and np.array_equal(pixels_of(images), expected)
+
+
+def cached(folder: Path, keys_M3: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """(for each key whether a cache of grey images of one pixel has it, the images, its notes)."""
+    cache = ImageCache.open(folder, "ab" * 32, 0, (1, 1, 1))
+    found_M, images = np.zeros(len(keys_M3), bool), np.zeros((len(keys_M3), 1, 1, 1), np.uint8)
+    for path, rows, places in cache.find(keys_M3):
+        found_M[rows], images[rows] = True, cache.images(path, places)
+    return found_M, images, cache.notes
 
 
 def test_two_runs_that_write_at_once_share_the_cache(tmp_path: Path):
@@ -234,9 +257,11 @@ def test_two_runs_that_write_at_once_share_the_cache(tmp_path: Path):
         for i in range(0, 200, 5):
             cache.add(keys_M3[i : i + 5], pixels[i : i + 5])
             cache.merge()
-        images = np.zeros_like(pixels)
-        found.append(bool(cache.fill(keys_M3, images).all()) and np.array_equal(images, pixels) and not cache.notes)
+        written.wait()  # a writer's merge would take away what the other has just found
+        found_M, images, notes = cached(tmp_path, keys_M3)
+        found.append(bool(found_M.all()) and np.array_equal(images, pixels) and not (notes or cache.notes))
 
+    written = threading.Barrier(2, timeout=60)
     threads = [threading.Thread(target=write) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -266,36 +291,38 @@ def test_shared_images_are_not_changed_by_training_and_their_quality_can_be_meas
     import ray
 
     import raysim
-    from raysim.core.records import sha256
+    from raysim.core.records import Synthetic, sha256
     from raysim.data.datasets import digits
-    from raysim.engine.object_store import get
-    from raysim.federation.synthesis import sample_of
+    from raysim.engine.object_store import images_of
+    from raysim.federation.synthesis import Synthesis, sample_of
     from raysim.generation import quality
-    from raysim.lifecycle import runner
     from raysim.lifecycle.directory import RunDirectory
     from raysim.lifecycle.image_quality import measure_run
     from raysim.ui.display import Display
 
     made: list[Any] = []
-    synthesise = runner.synthesise
+    make = Synthesis.make
 
     def keep(*arguments: Any) -> Any:
-        made.append(synthesise(*arguments))
-        made.append({k: sha256(get(reference)) for k, reference in made[0].refs.items()})
+        made.append(make(*arguments))
+        made.append({k: sha256(images) for k, images in owned(made[0]).items()})
         return made[0]
 
-    monkeypatch.setattr(runner, "synthesise", keep)
+    def owned(synthetic: Synthetic) -> dict[int, np.ndarray]:
+        return {k: images_of(synthetic.of(k)) for k in np.flatnonzero(synthetic.quota_KC.any(axis=1)).tolist()}
+
+    monkeypatch.setattr(Synthesis, "make", keep)
     monkeypatch.setattr(quality, "STEPS", 20)
     result = raysim.run({**config, "rounds": 3, "data": {**config["data"], "augment": ["crop"]}}, session=session)
     synthetic, before = made
-    assert before and before == {k: sha256(get(reference)) for k, reference in synthetic.refs.items()}
-    assert not any(get(reference).flags.writeable for reference in synthetic.refs.values())
+    assert before and before == {k: sha256(images) for k, images in owned(synthetic).items()}
+    assert not any(images.flags.writeable for images in owned(synthetic).values())
     logs = Path(ray.nodes()[0]["RayletSocketName"]).parents[1] / "logs"
     written = [path.read_text(errors="replace") for path in logs.glob("worker-*.err")]
     assert written and not any("not writable" in text for text in written)
 
     images, labels_M = sample_of(synthetic, 10**6)
-    assert np.array_equal(images, np.concatenate([get(reference) for reference in synthetic.refs.values()]))
+    assert np.array_equal(images, np.concatenate([*owned(synthetic).values()]))
     assert np.array_equal(np.bincount(labels_M, minlength=10), synthetic.quota_KC.sum(axis=0))
     assert len(sample_of(synthetic, 20)[0]) == len(sample_of(synthetic, 20)[1]) == 20
     directory = RunDirectory(result.directory)

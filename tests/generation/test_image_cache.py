@@ -31,8 +31,14 @@ def pixels(keys_M3: np.ndarray) -> np.ndarray:
 
 
 def fill(cache: ImageCache, keys_M3: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    images = np.zeros((len(keys_M3), *SHAPE), np.uint8)
-    return cache.fill(keys_M3, images), images
+    """(for each key whether the cache has it, the images)."""
+    found_M, images = np.zeros(len(keys_M3), bool), np.zeros((len(keys_M3), *SHAPE), np.uint8)
+    for path, rows, places in cache.find(keys_M3):
+        assert not found_M[rows].any()
+        made = cache.images(path, places)
+        assert made is not None
+        found_M[rows], images[rows] = True, made
+    return found_M, images
 
 
 @pytest.fixture
@@ -64,7 +70,7 @@ def test_other_seeds_and_generators_have_other_images(tmp_path: Path, cache: Ima
 def test_a_sound_segment_of_another_image_size_is_left_alone(tmp_path: Path, cache: ImageCache):
     cache.add(keys(2), pixels(keys(2)))
     other = ImageCache.open(tmp_path, FINGERPRINT, 7, (3, 4, 4))
-    assert not other.fill(keys(2), np.zeros((2, 3, 4, 4), np.uint8)).any()
+    assert not other.find(keys(2))
     assert not other.notes and len(segments(cache)) == 1
 
 
@@ -118,9 +124,13 @@ def give_up_root() -> None:
         os.seteuid(65534)
 
 
-def test_a_cache_that_may_only_be_read_serves_and_says_what_it_cannot_keep(as_nobody: Path):
+def test_a_cache_that_may_only_be_read_serves_and_says_what_it_cannot_keep(
+    as_nobody: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Three images are there, three are to be kept; a damaged file can be neither used nor deleted."""
-    from raysim.federation.synthesis import _Keeper
+    from without_ray import assembly, pixels_of
+
+    from raysim.federation.synthesis import open_cache
 
     cache = ImageCache.open(as_nobody, FINGERPRINT, 7, SHAPE)
     cache.add(keys(3), pixels(keys(3)))
@@ -128,29 +138,30 @@ def test_a_cache_that_may_only_be_read_serves_and_says_what_it_cannot_keep(as_no
     for folder in (cache.folder, cache.folder.parent, as_nobody):
         folder.chmod(0o555)
     give_up_root()
-    images = np.zeros((6, *SHAPE), np.uint8)
-    keeper = _Keeper.open(str(as_nobody), FINGERPRINT, 7, keys(6), images)
-    assert keeper.missing(np.arange(6)).tolist() == [3, 4, 5]
-    keeper.take(np.array([3, 4, 5]), pixels(keys(3, start=3)))
-    keeper.save()
-    assert keeper.cache is not None
-    keeper.cache.merge()
-    unkept, damaged = keeper.notes()
+    found, _ = open_cache(str(as_nobody), FINGERPRINT, 7, SHAPE)
+    assert found is not None
+    images = assembly(keys(6), found, monkeypatch)
+    images.find()
+    assert images.missing().tolist() == [3, 4, 5]
+    images.take(np.array([3, 4, 5]), pixels(keys(3, start=3)))
+    images.save()
+    images.merge()
+    unkept, (damaged,) = images.problem, found.notes
     told = f"cannot write {cache.folder}: Permission denied; make it writable or set output.cache to another disk"
     assert unkept == f"3 images could not be kept: {told}"
     assert damaged == "damaged cache file damaged.seg cannot be deleted (Permission denied); its images are made again"
-    assert np.array_equal(images, pixels(keys(6)))
-    other = _Keeper.open(str(as_nobody), "cd" * 32, 7, keys(6), images)
-    assert other.cache is None and "no image is kept in the cache: cannot write" in other.notes()[0]
+    assert np.array_equal(pixels_of(images), pixels(keys(6)))
+    other, (told,) = open_cache(str(as_nobody), "cd" * 32, 7, SHAPE)
+    assert other is None and "no image is kept in the cache: cannot write" in told
 
 
 def test_a_cache_below_the_home_of_a_user_who_has_none_is_done_without(monkeypatch: pytest.MonkeyPatch):
-    from raysim.federation.synthesis import _Keeper
+    from raysim.federation.synthesis import open_cache
 
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("pwd.getpwuid", lambda _: (_ for _ in ()).throw(KeyError("no such user")))
-    keeper = _Keeper.open("~/cache", FINGERPRINT, 7, keys(2), np.zeros((2, *SHAPE), np.uint8))
-    assert keeper.cache is None and "output.cache = ~/cache cannot be used" in keeper.notes()[0]
+    cache, (told,) = open_cache("~/cache", FINGERPRINT, 7, SHAPE)
+    assert cache is None and "output.cache = ~/cache cannot be used" in told
 
 
 def test_temporary_files_of_killed_writers_go_and_those_of_living_ones_stay(tmp_path: Path, cache: ImageCache):
@@ -212,8 +223,9 @@ def test_a_reader_finds_images_that_another_run_merges_meanwhile(cache: ImageCac
         return segment
 
     monkeypatch.setattr(ImageCache, "_read", read_then_merge)
-    assert fill(cache, keys(MOST_SEGMENTS + 1))[0].all()
-    assert merged and not cache.notes
+    found = cache.find(keys(MOST_SEGMENTS + 1))
+    assert sorted(np.concatenate([rows for _, rows, _ in found]).tolist()) == list(range(MOST_SEGMENTS + 1))
+    assert merged and found[-1][0].exists() and not cache.notes
 
 
 WRITER = """

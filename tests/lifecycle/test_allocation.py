@@ -75,20 +75,21 @@ def test_clients_may_have_a_part_of_the_pool(
     run: Run, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     """10 classes: 30 images, of which client 0 has images 0 and 1 of each class."""
-    from raysim.engine.object_store import get
-    from raysim.lifecycle import runner
+    from raysim.engine.object_store import images_of
+    from raysim.federation.synthesis import Synthesis
 
     seen = []
 
     def kept(*arguments: Any) -> Any:
-        seen.append(synthesise(*arguments))
+        seen.append(make(*arguments))
         return seen[-1]
 
-    synthesise = runner.synthesise
-    monkeypatch.setattr(runner, "synthesise", kept)
+    make = Synthesis.make
+    monkeypatch.setattr(Synthesis, "make", kept)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     summary = run({**config, "rounds": 1, "allocation": {"name": f"{Path(__file__).stem}:half_a_pool"}}).summary
     assert (summary["n_synthetic"], summary["n_synthetic_held"]) == (30, 20 + 5 * 30)
     (synthetic,) = seen
-    pool = get(synthetic.refs[1]).reshape(10, 3, *get(synthetic.refs[1]).shape[1:])
-    assert (get(synthetic.refs[0]).reshape(10, 2, *pool.shape[2:]) == pool[:, :2]).all()
+    images = images_of(synthetic.of(1))
+    pool = images.reshape(10, 3, *images.shape[1:])
+    assert (images_of(synthetic.of(0)).reshape(10, 2, *pool.shape[2:]) == pool[:, :2]).all()

@@ -14,6 +14,7 @@ import yaml
 from raysim import Result
 from raysim.config.load import load_config
 from raysim.core.errors import RunError
+from raysim.federation.synthesis import Synthesis
 from raysim.lifecycle import runner
 from raysim.lifecycle.prepare import prepare
 
@@ -74,15 +75,15 @@ def test_a_run_that_ends_while_the_images_of_a_date_are_made_goes_on_to_the_same
     """Once at the first date, once at the second; a checkpoint is kept there though none is due."""
     config["output"] = {**config["output"], "checkpoint_every": 100}
     whole = run(elsewhere(config, tmp_path))
-    synthesise, calls = runner.synthesise, []
+    make, calls = Synthesis.make, []
 
     def fails(*arguments: Any) -> Any:
         calls.append(arguments)
         if len(calls) in (2, 5):  # the first call of a run makes what there is before round 1
             raise RunError("the power went")
-        return synthesise(*arguments)
+        return make(*arguments)
 
-    monkeypatch.setattr(runner, "synthesise", fails)
+    monkeypatch.setattr(Synthesis, "make", fails)
     for rounds_done, resume in ((1, False), (3, True)):
         with pytest.raises(RunError, match="the power went"):
             run(config, resume=resume)

@@ -14,9 +14,9 @@ from raysim.config.load import load_config
 from raysim.config.schema import AllocationSection
 from raysim.core.errors import ConfigError, RunError, UserError
 from raysim.core.records import Synthetic
-from raysim.engine.object_store import get
+from raysim.engine.object_store import images_of
 from raysim.evaluation.candidates import confidence
-from raysim.lifecycle import runner
+from raysim.federation.synthesis import Synthesis
 from raysim.lifecycle.kept_model import load_model
 from raysim.lifecycle.prepare import prepare
 
@@ -91,7 +91,7 @@ def test_the_same_images_are_chosen_by_any_number_of_workers_and_after_a_kill(
     for key in ("model_sha256", "synthetic_sha256", "allocations"):
         assert one.summary[key] == summary[key]
     assert one.summary["n_synthetic_made"] == 90
-    choose, calls = runner.synthesise_and_choose, []
+    choose, calls = Synthesis.make_and_choose, []
 
     def fails(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -99,7 +99,7 @@ def test_the_same_images_are_chosen_by_any_number_of_workers_and_after_a_kill(
             raise RunError("the power went")
         return choose(*arguments)
 
-    monkeypatch.setattr(runner, "synthesise_and_choose", fails)
+    monkeypatch.setattr(Synthesis, "make_and_choose", fails)
     config["output"] = {**config["output"], "dir": str(tmp_path / "killed"), "cache": None}
     with pytest.raises(RunError, match="the power went"):
         run(config)
@@ -129,8 +129,8 @@ def test_a_given_classifier_keeps_what_it_is_surest_of(
 
         return kept
 
-    for name in ("synthesise", "synthesise_and_choose"):
-        monkeypatch.setattr(runner, name, watched(getattr(runner, name)))
+    for name in ("make", "make_and_choose"):
+        monkeypatch.setattr(Synthesis, name, watched(getattr(Synthesis, name)))
     keep = {"rule": "confidence", "ratio": 4.0, "classifier": str(judge)}
     generator = {"name": "ddpm", "steps": 2, "batch_size": 16}
     config = {**small, "rounds": 1, "allocation": {"name": "uniform", "total": 240}}
@@ -147,8 +147,10 @@ def test_a_given_classifier_keeps_what_it_is_surest_of(
 def scores(model: torch.nn.Module, synthetic: Synthetic) -> np.ndarray:
     """How sure a model is of one image of each of 10 classes, client after client."""
     found = []
-    for k in sorted(synthetic.refs):
+    for k in np.flatnonzero(synthetic.quota_KC.any(axis=1)).tolist():
+        stored = synthetic.of(k)
+        assert stored is not None
         with torch.inference_mode():
-            logits = model(torch.from_numpy(get(synthetic.refs[k]).copy())).double()
+            logits = model(torch.from_numpy(images_of(stored).copy())).double()
         found.append(confidence(torch.log_softmax(logits, dim=1).numpy(), np.arange(10)))
     return np.concatenate(found)
