@@ -40,8 +40,10 @@ def __getattr__(name: str) -> object:
     if name in _HOMES:
         from raysim.core.signals import Signals
 
-        with Signals():  # Ctrl-C in the middle of it would leave torch half imported
-            return getattr(importlib.import_module(_HOMES[name]), name)
+        with Signals() as signals:  # Ctrl-C in the middle of it would leave torch half imported
+            found = getattr(importlib.import_module(_HOMES[name]), name)
+            signals.check()
+        return found
     raise AttributeError(f"module 'raysim' has no attribute {name!r}")
 
 

@@ -111,11 +111,12 @@ def test_a_run_and_a_sweep_inside_a_session_have_the_resources_of_the_session_bu
 @pytest.mark.parametrize(
     ("module", "call"),
     [
+        ("raysim.lifecycle.entry", lambda: raysim.run),
         ("raysim.lifecycle.runner", lambda: raysim.run({})),
         ("raysim.engine.session", lambda: raysim.session().open()),
         ("raysim.commands.sweep.sweep", lambda: raysim.sweep("none.yaml")),
     ],
-    ids=["run", "session", "sweep"],
+    ids=["name", "run", "session", "sweep"],
 )
 def test_an_interrupt_while_a_module_is_imported_waits_for_its_end(
     monkeypatch: pytest.MonkeyPatch, module: str, call: Callable[[], object]
@@ -132,13 +133,13 @@ def test_an_interrupt_while_a_module_is_imported_waits_for_its_end(
             imported.__getattr__ = lambda _: lambda *_, **__: time.sleep(60)  # type: ignore[attr-defined]
             finished.append(True)
 
+    monkeypatch.setattr("raysim.lifecycle.entry._tracks", lambda *_: False)
+    monkeypatch.setattr("raysim.commands.sweep.entry.MlflowProcess", contextlib.nullcontext)
     parent, _, name = module.rpartition(".")
     importlib.import_module(module)
     monkeypatch.setattr(sys.modules[parent], name, sys.modules[module])  # put back at the end, as is the module
     monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
-    monkeypatch.setattr("raysim.lifecycle.entry._tracks", lambda *_: False)
-    monkeypatch.setattr("raysim.commands.sweep.entry.MlflowProcess", contextlib.nullcontext)
     with pytest.raises(Interrupted):
         call()
     assert finished == [True]

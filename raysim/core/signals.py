@@ -113,8 +113,10 @@ def stoppable(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with Signals():
-            return function(*args, **kwargs)
+        with Signals() as signals:
+            result = function(*args, **kwargs)
+            signals.check()
+        return result
 
     return guarded
 
