@@ -283,8 +283,8 @@ def page(browser: Any, served: int) -> Page:
 @pytest.mark.browser
 def test_the_page_of_a_run_says_what_it_is(page: Page, store: Any, swept: SweepResult):
     result = result_of(swept)
-    shown = page.open(result.summary["mlflow_page"], "Description", "run")
-    for fact in ("plain, seed 0", "Finished", "pages.yaml", "digits (", "sweep pages"):
+    shown = page.open(result.summary["mlflow_page"], "sweep pages", "run")  # the run above it comes last
+    for fact in ("Description", "plain, seed 0", "Finished", "pages.yaml", "digits ("):
         assert fact in shown, fact
     for tag, value in (("method", "plain"), ("dataset", "digits"), ("seed", "0")):
         assert re.search(rf"\b{tag}\s*:\s*{value}\b", shown), tag
