@@ -53,7 +53,7 @@ class DecodedCache:
             self.notes.append(f"damaged file of decoded images {path} {kept or 'deleted'}; they are decoded again")
             return None
         header, body = found
-        return body.reshape(header["count"], *header["shape"])
+        return np.array(body.reshape(header["count"], *header["shape"]))  # whatever becomes of the file
 
     def _keep(self, path: Path, images: ByteArray) -> None:
         try:
