@@ -23,18 +23,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 CLASSES = 10
 
 
-def noise(*, train: int, side: int, channels: int) -> Any:
-    """A data set of random images."""
+def noise(reader: Any = None, *, train: int, side: int, channels: int) -> Any:
+    """A data set of random images, which are kept in the cache of decoded images."""
     from raysim.plugins_api import Dataset
 
-    generator = np.random.default_rng(0)
-    images = generator.integers(0, 256, (train + 1000, channels, side, side), dtype=np.uint8)
-    labels_N = generator.integers(0, CLASSES, train + 1000)
-    names = tuple(map(str, range(CLASSES)))
-    half = (0.5,) * channels
-    return Dataset(
-        "noise", images[:train], labels_N[:train], images[train:], labels_N[train:], names, half, half
-    )
+    def decode(count: int = train) -> Any:
+        shape = (count, channels, side, side)
+        images = reader.room(shape) if hasattr(reader, "room") else np.empty(shape, np.uint8)
+        for start in range(0, count, 10_000):
+            part = images[start : start + 10_000]
+            part[:] = np.random.default_rng(start).integers(0, 256, part.shape, dtype=np.uint8)
+        return images
+
+    images = reader.decoded(lambda: [f"noise/{train}/{channels}/{side}".encode()], decode)
+    labels_N = np.random.default_rng(1).integers(0, CLASSES, train + 1000)
+    names, half = tuple(map(str, range(CLASSES))), (0.5,) * channels
+    return Dataset("noise", images, labels_N[:train], decode(count=1000), labels_N[train:], names, half, half)
 
 
 class Filled:
@@ -78,7 +82,7 @@ def run(options: dict[str, Any]) -> None:
         "generator": {"name": f"{Path(__file__).stem}:Filled", "batch_size": options["batch"]},
         "model": {"name": "cnn", "width": 8, "hidden": 32},
         "local": {"name": "sgd", "epochs": 1, "batch_size": 64, "lr": 0.01},
-        "resources": {"workers": options["workers"]},
+        "resources": {"workers": options["workers"], "object_store_bytes": options["store"]},
         "tracking": {"uri": "none"},
         "output": {"dir": f"{folder}/runs", "cache": None if options["no_cache"] else f"{folder}/cache"},
     })
@@ -109,6 +113,7 @@ def main() -> None:
     for name, default in (("images", 255_490), ("side", 32), ("channels", 3), ("clients", 100), ("train", 50_000),
                           ("batch", 64), ("workers", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--store", type=int, help="bytes of the object store")
     parser.add_argument("--no-cache", action="store_true")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     options = vars(parser.parse_args())

@@ -1,12 +1,16 @@
 """Decoded images on disk, so that PNG and JPEG files are decoded once and every later run reads plain bytes.
 
 A file holds the images of one split. Its name is a hash of what determines the pixels: the content of the encoded
-files, wherever they lie, and the versions of the decoders. It is written whole and renamed into place, so runs that
-write at once cannot disturb each other; one whose checksum is wrong is deleted and made again.
+files, wherever they lie, and the versions of the decoders; or of the pixels, for a split that is too large for the
+object store and lies in no such file. It is written whole and renamed into place, so runs that write at once cannot
+disturb each other; one whose checksum is wrong is deleted and made again.
 """
 
 import hashlib
 import json
+import math
+import os
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +18,14 @@ from pathlib import Path
 import numpy as np
 
 from raysim.core.files import cannot_write, delete, file_bytes, map_checked, read_header, sweep, write_checked
-from raysim.core.records import ByteArray
+from raysim.core.host import physical_bytes
+from raysim.core.records import ByteArray, Dataset, sha256
+from raysim.data.decoding import room_in_memory
+from raysim.data.mapped import IMAGES, MappedImages
 
 FOLDER = "decoded"  # in the folder of the image cache
 LEAST_BYTES = 1_000_000  # fewer are decoded in an instant
+MEMORY_SHARE = 0.25  # of this machine's memory; images that take more are decoded into a file and mapped
 _FORMAT = 2  # of what `decode_images` makes of a file
 _DECODERS = ("pil", "jpg", "libjpeg_turbo", "jpg_2000", "webp", "libtiff")
 
@@ -36,9 +44,45 @@ class DecodedCache:
         if images is not None:
             return images
         images = decode()
-        if images.nbytes >= LEAST_BYTES:
-            self._keep(path, images)
+        if images.nbytes >= LEAST_BYTES and self._keep(path, images) and _is_large(images.nbytes):
+            kept = self._read(path)
+            return images if kept is None else kept
         return images
+
+    def room(self, shape: tuple[int, ...]) -> ByteArray:
+        """An array to decode images into, in memory; where it would fill much of it, in a file that goes with it."""
+        size = math.prod(shape)
+        if _is_large(size) and hasattr(os, "posix_fallocate"):
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=self.folder) as file:
+                    os.posix_fallocate(file.fileno(), 0, size)  # a map without room on the disk would end the process
+                    return np.asarray(np.memmap(file, np.uint8, "r+", shape=shape))
+            except OSError as error:
+                told = cannot_write(self.folder, error, "output.cache")
+                self.notes.append(f"{size / 1e6:,.0f} MB of images are decoded in memory: {told}")
+        return room_in_memory(shape)
+
+    def files(self, dataset: Dataset) -> dict[str, MappedImages]:
+        """The files of a data set's images, by name; what is in none yet is written to one of its own.
+
+        Raises OSError where there is no room for that.
+        """
+        found = {}
+        for name in IMAGES:
+            images = getattr(dataset, name)
+            if images is None or images.nbytes < LEAST_BYTES:
+                continue
+            file = MappedImages.behind(images)
+            if file is None:
+                path = (self.folder / f"{sha256(images)[:32]}.img").absolute()
+                if self._read(path) is None:
+                    self._write(path, images)
+                with path.open("rb") as opened:
+                    read_header(opened)
+                    file = MappedImages(path, opened.tell(), images.shape)
+            found[name] = file
+        return found
 
     def _read(self, path: Path) -> ByteArray | None:
         try:
@@ -53,16 +97,27 @@ class DecodedCache:
             self.notes.append(f"damaged file of decoded images {path} {kept or 'deleted'}; they are decoded again")
             return None
         header, body = found
-        return np.array(body.reshape(header["count"], *header["shape"]))  # whatever becomes of the file
+        images = body.reshape(header["count"], *header["shape"])
+        return images if _is_large(images.nbytes) else np.array(images)  # in memory, whatever becomes of the file
 
-    def _keep(self, path: Path, images: ByteArray) -> None:
+    def _write(self, path: Path, images: ByteArray) -> None:
+        write_checked(path, {"count": len(images), "shape": images.shape[1:]}, np.ascontiguousarray(images))
+        sweep(self.folder)
+
+    def _keep(self, path: Path, images: ByteArray) -> bool:
         try:
-            write_checked(path, {"count": len(images), "shape": images.shape[1:]}, np.ascontiguousarray(images))
-            sweep(self.folder)
+            self._write(path, images)
         except OSError as error:
             told = cannot_write(path, error, "output.cache")
             what = f"{images.nbytes / 1e6:,.0f} MB of decoded images could not be kept"
             self.notes.append(f"{what}: {told}; the next run decodes them again")
+            return False
+        return True
+
+
+def _is_large(size: int) -> bool:
+    """Whether images of so many bytes are rather in a file than in memory."""
+    return size > MEMORY_SHARE * physical_bytes()
 
 
 def open_cache(root: str, notes: list[str]) -> DecodedCache | None:

@@ -20,30 +20,43 @@ _DEEP = {"I", "F", "I;16", "I;16B", "I;16L", "I;16N"}
 _UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
 
 
+Room = Callable[[tuple[int, ...]], ByteArray]
+"""(shape) -> an array for images, whatever it holds."""
+
+
+def room_in_memory(shape: tuple[int, ...]) -> ByteArray:
+    """An array of this process."""
+    return np.empty(shape, dtype=np.uint8)
+
+
 class _ColourFound(Exception):
     """A colour image among grey ones: all are read as colour."""
 
 
-def decode_images(count: int, read: Callable[[int], bytes | None], where: Callable[[int], str]) -> ByteArray:
+def decode_images(
+    count: int, read: Callable[[int], bytes | None], where: Callable[[int], str], room: Room = room_in_memory
+) -> ByteArray:
     """`count` encoded images as uint8 N x channels x H x W, one channel if all are grey, else three.
 
     Images are turned as their EXIF data say, and laid on white where they are transparent.  Of an animation, the first
     image is taken.
-    read: the bytes of image i.  where: its name, for messages.
+    read: the bytes of image i.  where: its name, for messages.  room: makes the array that they are decoded into.
     Raises UserError that names the first image that is missing, cannot be read, has more than 8 bits a channel, or
     differs in size from the first one.
     """
     if count == 0:
         return np.empty((0, 3, 0, 0), dtype=np.uint8)
     try:
-        return _decode_as("L", count, read, where)
+        return _decode_as("L", count, read, where, room)
     except _ColourFound:
-        return _decode_as("RGB", count, read, where)
+        return _decode_as("RGB", count, read, where, room)
 
 
-def _decode_as(mode: str, count: int, read: Callable[[int], bytes | None], where: Callable[[int], str]) -> ByteArray:
+def _decode_as(
+    mode: str, count: int, read: Callable[[int], bytes | None], where: Callable[[int], str], room: Room
+) -> ByteArray:
     first = _decode(read(0), mode, where(0))
-    images = np.empty((count, *first.shape), dtype=np.uint8)
+    images = room((count, *first.shape))
 
     def decode_chunk(start: int) -> None:
         for i in range(start, min(start + _CHUNK, count)):

@@ -137,7 +137,9 @@ def _read_folders(roots: list[Path], class_names: list[str], reader: Reader, req
         reader.notes.append(f"files in {where} of types that are not read: {_counted(others)}")
     images = reader.decoded(
         lambda: (hashlib.sha256(read_bytes(file)).digest() for file in paths),
-        lambda: decode_images(len(paths), lambda i: read_bytes(paths[i]), lambda i: f"data.path: {paths[i]}"),
+        lambda: decode_images(
+            len(paths), lambda i: read_bytes(paths[i]), lambda i: f"data.path: {paths[i]}", reader.room
+        ),
     )
     return images, np.array(labels, dtype=np.int64)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from raysim.core.errors import UserError
 from raysim.core.records import ByteArray, IntArray
-from raysim.data.decoding import decode_images
+from raysim.data.decoding import Room, decode_images
 from raysim.data.folders import files, read_bytes, subfolders
 from raysim.data.reader import Reader
 from raysim.data.remote import is_url, local_copy
@@ -185,7 +185,7 @@ def read_parquet(
         table, image = _read_labels(file, image_column, label_column)
         labels.append(_integer_labels(table[label_column], f"data.path: {file}: column {label_column!r}"))
         sources.append((file, image))
-    images = reader.decoded(lambda: _content(sources), lambda: _decode(sources))
+    images = reader.decoded(lambda: _content(sources), lambda: _decode(sources, reader.room))
     return images, np.concatenate(labels)
 
 
@@ -217,7 +217,7 @@ def _may_name_files(file: Path, column: str) -> bool:
     return not nulls or any(count != 0 for count in nulls)  # no such leaf: a struct of paths alone
 
 
-def _decode(sources: Sequence[tuple[Path, str]]) -> ByteArray:
+def _decode(sources: Sequence[tuple[Path, str]], room: Room) -> ByteArray:
     cells: list[bytes | Path | None] = []
     starts: list[int] = []
     for file, column in sources:
@@ -239,7 +239,7 @@ def _decode(sources: Sequence[tuple[Path, str]]) -> ByteArray:
             )
         return read_bytes(cell)
 
-    return decode_images(len(cells), read, where)
+    return decode_images(len(cells), read, where, room)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from raysim.config.protocols import DataSource
 from raysim.core.plain import PlainMapping
 from raysim.core.records import ByteArray, Dataset
 from raysim.data.decoded_cache import DecodedCache, content_key, open_cache
+from raysim.data.decoding import room_in_memory
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class Reader:
         content: what determines it, together with the versions of the decoders; digests of files, for example.
         """
         return decode() if self.cache is None else self.cache.images(content_key(content()), decode)
+
+    def room(self, shape: tuple[int, ...]) -> ByteArray:
+        """An array to decode images of this shape into: in memory, or on the disk where they would fill the memory."""
+        return room_in_memory(shape) if self.cache is None else self.cache.room(shape)
 
 
 def open_reader(cache: str | None, notes: list[str]) -> Reader:

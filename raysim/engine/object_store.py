@@ -9,6 +9,7 @@ from ray.exceptions import ObjectLostError, ObjectStoreFullError, OutOfDiskError
 from raysim.core.errors import RunError
 from raysim.core.records import ByteArray, StoredImages
 from raysim.engine.calls import Ref
+from raysim.engine.cluster import alive_nodes
 from raysim.engine.failures import first_line, with_remedy
 
 T = TypeVar("T")
@@ -37,6 +38,12 @@ def put_shared(value: T) -> tuple[Ref, T]:
 def capacity_bytes() -> int:
     """How many bytes the object stores of all nodes hold in memory; more than that spills to disk."""
     return int(ray.cluster_resources().get("object_store_memory", 0))
+
+
+def least_capacity_bytes() -> int:
+    """How many bytes the smallest object store of a node holds: what is larger is not in the memory of every node."""
+    sizes = [node["Resources"].get("object_store_memory", 0) for node in alive_nodes()]
+    return int(min(sizes, default=0))
 
 
 def get(reference: Ref) -> Any:  # the caller knows what it put

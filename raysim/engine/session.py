@@ -123,9 +123,14 @@ def placement_before_start(resources: Resources) -> Placement | None:
     return place_here(resources)
 
 
+def store_bytes(resources: Resources) -> int:
+    """How many bytes the object store of a Ray holds that is started here."""
+    return resources.object_store_bytes or int(STORE_SHARE * physical_bytes())
+
+
 def _check_limits(resources: Resources) -> None:
     """Raise UserError where `ulimit -v` or `-f` leaves Ray's processes too little, of which they die silently."""
-    store = resources.object_store_bytes or int(STORE_SHARE * physical_bytes())
+    store = store_bytes(resources)
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     needed = store + PROCESS_ADDRESS_BYTES
     if limit != resource.RLIM_INFINITY and limit < needed:

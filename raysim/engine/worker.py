@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import ObjectLostError
 
 from raysim.config.plugin_guard import ask_generator, blaming
-from raysim.core.errors import RunError
+from raysim.core.errors import RunError, UserError
 from raysim.core.records import (
     ByteArray,
     Candidates,
@@ -22,6 +22,7 @@ from raysim.core.records import (
     ModelState,
     Partition,
 )
+from raysim.data.mapped import MappedDataset
 from raysim.engine import slices
 from raysim.engine.calls import Ref
 from raysim.engine.claims import Claims
@@ -79,12 +80,14 @@ class Worker:
         return address, ray.get_runtime_context().get_node_id()
 
     def configure(
-        self, setup: WorkerSetup, dataset: Dataset, partition: Partition, search_path: Sequence[str] = ()
+        self, setup: WorkerSetup, dataset: Dataset | MappedDataset, partition: Partition,
+        search_path: Sequence[str] = (),
     ) -> tuple[str, str]:
         """Build the model and keep references to the shared data; returns what `where` returns.
 
         search_path: as at the start, with what the driver has added since.
-        Raises UserError, naming this node, where its versions differ from the driver's.
+        Raises UserError, naming this node, where its versions differ from the driver's, or images are in a file that
+        is not here.
         """
         import torch
 
@@ -94,6 +97,14 @@ class Worker:
         torch.set_num_threads(self.threads)  # Ray calls methods in another thread than the constructor
         where = self.where()
         check_versions(setup.versions, where[0])
+        if isinstance(dataset, MappedDataset):
+            try:
+                dataset = dataset.open()
+            except (OSError, ValueError) as error:
+                raise UserError(
+                    f"output.cache: the images of the data set cannot be mapped on {where[0]} ({error}); name a folder "
+                    "that all nodes share, or none (output.cache=null): then they go through the object store"
+                ) from error
         self.setup = setup
         self.dataset = dataset
         self.claims = Claims()

@@ -4,11 +4,12 @@ import math
 from pathlib import Path
 
 from raysim.allocation.policies import fedeas, full_balance
-from raysim.config.schema import Config
+from raysim.config.schema import Config, Resources
 from raysim.core.host import shared_memory_free_bytes
 from raysim.core.persistent import persistent_folder
 from raysim.engine.object_store import capacity_bytes
 from raysim.engine.placement import Placement
+from raysim.engine.session import store_bytes
 from raysim.lifecycle.prepare import Prepared
 from raysim.ui.display import Display
 
@@ -46,16 +47,19 @@ def say_start(display: Display, placement: Placement | None, directory: Path, st
         display.line(f"note: Ray deletes this job's working directory; results go to {directory}")
 
 
-def _shared_bytes(prepared: Prepared) -> tuple[int, int]:
-    """(bytes of the data set, bytes of the images to make), which all workers share."""
+def _shared_bytes(prepared: Prepared, is_mapped: bool) -> tuple[int, int]:
+    """(bytes of the data set, bytes of the images to make), which are in the object store.
+
+    is_mapped: whether the data set is in files instead.
+    """
     dataset = prepared.dataset
     images = prepared.images * dataset.image_bytes
-    return dataset.nbytes, images
+    return 0 if is_mapped else dataset.nbytes, images
 
 
-def shared_memory_note(prepared: Prepared) -> list[str]:
+def shared_memory_note(prepared: Prepared, resources: Resources) -> list[str]:
     """A note where /dev/shm is too small for the shared arrays of a Ray that starts here; else nothing."""
-    data, images = _shared_bytes(prepared)
+    data, images = _shared_bytes(prepared, prepared.dataset.nbytes > store_bytes(resources))
     free = shared_memory_free_bytes()
     if free is None or data + images <= free:
         return []
@@ -67,9 +71,12 @@ def shared_memory_note(prepared: Prepared) -> list[str]:
     ]
 
 
-def store_note(prepared: Prepared) -> list[str]:
-    """A note where the shared arrays are larger than the object store; else nothing."""
-    data, images = _shared_bytes(prepared)
+def store_note(prepared: Prepared, is_mapped: bool = False) -> list[str]:
+    """A note where the shared arrays are larger than the object store; else nothing.
+
+    is_mapped: whether the data set is in files instead.
+    """
+    data, images = _shared_bytes(prepared, is_mapped)
     capacity = capacity_bytes()
     if data + images <= capacity:
         return []

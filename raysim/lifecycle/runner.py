@@ -148,8 +148,9 @@ def begin(
     config = experiment.config
     prepared = experiment.prepared
     setup = worker_setup(config, experiment.components.rule, experiment.components.task)
-    worker_data = WorkerData(setup, prepared.dataset, prepared.partition)
-    shared_memory = shared_memory_note(prepared) if starts_here(config.resources) else []  # before Ray takes some
+    worker_data = WorkerData(setup, prepared.dataset, prepared.partition, config.output.cache)
+    starts = starts_here(config.resources)
+    shared_memory = shared_memory_note(prepared, config.resources) if starts else []  # before Ray takes some
     start.begin(config.resources, worker_data.give)
     record = Record.open(experiment, directory, is_new, display, clock, mlflow, accepted, origin)
     say_start(display, experiment.placement, directory.path, record.tracker.uri)
@@ -214,7 +215,7 @@ class Run:
         self.worker_data.give(pool)
         prepared = replace(self.experiment.prepared, dataset=self.worker_data.dataset)
         self.experiment = replace(self.experiment, prepared=prepared)  # from here on without images of its own
-        self.record.note(*store_note(prepared))
+        self.record.note(*self.worker_data.notes, *store_note(prepared, self.worker_data.is_mapped))
         state, synthetic = self._rounds(pool, self.images(pool))
         if pool.lost:
             again = f"their unfinished work was done again ({pool.lost_s:.1f} s of it)"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from raysim.config.load import load_config
+from raysim.config.schema import Resources
 from raysim.core.records import Allocation
 from raysim.lifecycle import messages
 from raysim.lifecycle.directory import folder_name
@@ -29,7 +30,7 @@ def test_enough_shared_memory_or_none_at_all_is_not_mentioned(
     prepared: Prepared, free: int | None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(messages, "shared_memory_free_bytes", lambda: free)
-    assert messages.shared_memory_note(prepared) == []
+    assert messages.shared_memory_note(prepared, Resources()) == []
 
 
 def test_too_small_a_shared_memory_is_told_with_sizes_and_the_flag_of_docker(
@@ -38,14 +39,19 @@ def test_too_small_a_shared_memory_is_told_with_sizes_and_the_flag_of_docker(
     """25.6 kB + 64 kB = 89.6 kB are needed."""
     monkeypatch.setattr(messages, "shared_memory_free_bytes", lambda: 89_599)
     monkeypatch.setattr(messages, "_mb", lambda size: f"{size} B")
-    (note,) = messages.shared_memory_note(prepared)
+    (note,) = messages.shared_memory_note(prepared, Resources())
     assert "the data set takes 25600 B and the images to make 64000 B, and /dev/shm has 89599 B free" in note
     assert "--shm-size=1g" in note
+    monkeypatch.setattr(messages, "store_bytes", lambda _: 25_599)  # the data set will be in files
+    monkeypatch.setattr(messages, "shared_memory_free_bytes", lambda: 64_000)
+    assert messages.shared_memory_note(prepared, Resources()) == []
 
 
 def test_a_small_object_store_is_told_before_the_images_are_made(prepared: Prepared, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(messages, "capacity_bytes", lambda: 89_600)
     assert messages.store_note(prepared) == []
+    monkeypatch.setattr(messages, "capacity_bytes", lambda: 64_000)
+    assert messages.store_note(prepared, is_mapped=True) == []
     monkeypatch.setattr(messages, "capacity_bytes", lambda: 89_599)
     (note,) = messages.store_note(prepared)
     assert "the rest spills to disk" in note and "resources.object_store_bytes" in note and "--shm-size" in note
