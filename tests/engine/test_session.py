@@ -23,6 +23,7 @@ from raysim.core.errors import ClientError, DiskError, UserError
 from raysim.core.locks import FolderLock
 from raysim.engine import session as module
 from raysim.engine.calls import Call
+from raysim.engine.pool import Pool
 from raysim.engine.session import clean_up
 from raysim.ui.display import Display
 
@@ -167,12 +168,16 @@ def test_a_folder_that_another_removes_before_it_is_locked_is_made_again(
 # The workers of a session, when a run has failed
 
 
+def wait_for_all(pool: Pool) -> None:
+    while not all(member.ready for member in pool.members.values()):
+        pool.call_any(lambda actor, _: actor.where.remote(), "one")
+
+
 def workers(session: WarmSession) -> set[str]:
     """The names that Ray has for two workers, once both have started and answered, as one may have been killed."""
     pool = session.pool(Resources(workers=2))
     while True:
-        while not all(member.ready for member in pool.members.values()):
-            pool.call_any(lambda actor, _: actor.where.remote(), "one")
+        wait_for_all(pool)
         _, lost = pool.ask(dict.fromkeys(pool.members, lambda actor: actor.where.remote()))
         if not lost:
             break
@@ -183,10 +188,15 @@ def workers(session: WarmSession) -> set[str]:
 def test_a_failure_of_the_driver_leaves_the_workers_to_the_next_run(
     run: Callable[..., Result], session: WarmSession, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
-    """As when its disk is full after round 2: no worker has caused it, and all of them wait for work."""
+    """As when its disk is full after round 1: no worker has caused it, and all of them wait for work.
+
+    One round may be over before the other worker is up, and would have been ended.
+    """
     before = workers(session)
 
     def fails(*_: object) -> None:
+        assert session._pool is not None
+        wait_for_all(session._pool)
         raise DiskError("no room")
 
     with monkeypatch.context() as patch, pytest.raises(DiskError, match="no room"):
