@@ -1,7 +1,7 @@
 """A process beside the driver, on its node: what it holds is not in the driver's memory, but belongs to the driver."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayTaskError, WorkerCrashedError
@@ -15,8 +15,7 @@ from raysim.engine.object_store import put
 if TYPE_CHECKING:
     from raysim.engine.pool import Pool
 
-Function = Callable[..., tuple[Any, Any]]
-"""What is called: returns (answer, value for the object store); calling it twice does no harm."""
+Answer = TypeVar("Answer")
 
 
 class Beside:
@@ -35,9 +34,12 @@ class Beside:
             num_cpus=0, num_returns=2, max_retries=0, scheduling_strategy=where
         )
 
-    def call(self, function: Function, *arguments: object, items: int = 1) -> tuple[Any, Ref]:
+    def call(
+        self, function: Callable[..., tuple[Answer, object]], *arguments: object, items: int = 1
+    ) -> tuple[Answer, Ref]:
         """(the answer of a function, a reference to its value); a function whose process dies is called again.
 
+        function: returns (answer, value for the object store); calling it twice does no harm.
         items: how many times resources.task_timeout_s it may take.  Raises RunError where it fails or takes longer.
         """
         if not self.own_process:
@@ -58,5 +60,5 @@ class Beside:
         raise RunError(f"the process that keeps the driver's images failed; the last time {cause}")
 
 
-def _call(function: Function, *arguments: object) -> tuple[Any, Any]:
+def _call(function: Callable[..., tuple[Answer, object]], *arguments: object) -> tuple[Answer, object]:
     return function(*arguments)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -193,7 +192,7 @@ class Assembly:
         """The sha256 of these arrays and of all images, in order, when all blocks are built."""
         shape = (len(self.keys_M3), *self.shape)
         told, _ = self.beside.call(digest_of, arrays, shape, self._blocks, items=max(1, len(self._blocks)))
-        return str(told)
+        return told
 
     def some(self, rows: IntArray) -> ByteArray:
         """A few of the images, in memory of their own, when all blocks are built."""
@@ -241,6 +240,6 @@ def merge(cache: ImageCache) -> tuple[list[str], None]:
     return cache.notes[before:], None
 
 
-def digest_of(arrays: Sequence[IntArray], shape: tuple[int, ...], blocks: Sequence[Any]) -> tuple[str, None]:
+def digest_of(arrays: Sequence[IntArray], shape: tuple[int, ...], blocks: Sequence[Ref]) -> tuple[str, None]:
     """(the sha256 of some arrays and of images of this shape in blocks, None)."""
     return sha256(*arrays, images=(shape, (get(block) for block in blocks))), None
