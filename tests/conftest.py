@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of several test process
 os.environ.pop("RAY_ADDRESS", None)
 
 
-_LONGEST = ("engine", "lifecycle", "federation", "commands", "second_opinion", "tracking", "generation")
+_LONGEST = ("engine", "lifecycle", "federation", "commands", "second_opinion", "tests", "tracking", "generation")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -150,6 +150,29 @@ def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
 
             patch.setattr("raysim.lifecycle.summary._draw", blank)
         yield
+
+
+@pytest.fixture
+def command(run: "Callable[..., Result]", monkeypatch: pytest.MonkeyPatch) -> "Callable[..., int]":
+    """Call the command line in this process, with the workers of `run`; returns the exit code."""
+
+    def called(*arguments: str) -> int:
+        from raysim import cli
+
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+            patch.setattr("raysim.lifecycle.entry.run", run)
+            patch.setattr("sys.argv", ["raysim", *arguments])
+            cli.main()
+        return int(ended.value.code or 0)
+
+    return called
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made as ever, and their files are empty, because rendering takes most of the time."""
+    monkeypatch.setattr("matplotlib.backends.backend_agg.FigureCanvasAgg.print_png", lambda *_, **__: None)
+    monkeypatch.setattr("matplotlib.backends.backend_pdf.FigureCanvasPdf.print_pdf", lambda *_, **__: None)
 
 
 @pytest.fixture

@@ -379,7 +379,7 @@ def test_the_figures_and_the_page_of_a_sweep(tmp_path):
 
 
 @pytest.mark.drawn
-def test_the_gains_of_classes_are_over_the_seeds_that_the_reference_has_too(tmp_path, capsys):
+def test_the_gains_of_classes_are_over_the_seeds_that_the_reference_has_too(tmp_path, unrendered, capsys):
     methods = {"none": (NONE, [0.5, None, 0.6]), "ours": (OURS, [0.7, 0.8, 0.9]), "full": (FULL, [None, 0.8, None])}
     figures = report(a_sweep(tmp_path, "x", methods))
     assert "class_gains" in [path.stem for path in figures]
@@ -389,7 +389,9 @@ def test_the_gains_of_classes_are_over_the_seeds_that_the_reference_has_too(tmp_
 
 
 @pytest.mark.drawn
-def test_each_setting_has_its_figures_and_one_stands_for_those_that_are_alike(tmp_path, monkeypatch, capsys):
+def test_each_setting_has_its_figures_and_one_stands_for_those_that_are_alike(
+    tmp_path, unrendered, monkeypatch, capsys
+):
     methods = {"none": (NONE, [0.5, 0.6]), "ours": (OURS, [0.7, 0.8])}
     sweeps = [a_sweep(tmp_path, name, methods, lr=lr) for name, lr in (("a", 0.1), ("b", 0.2))]
     *figures, _ = report(sweeps)

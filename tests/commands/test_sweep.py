@@ -169,7 +169,7 @@ def test_generator_weights_that_cannot_be_used_are_refused_with_the_cells_that_n
         sweep(written(tmp_path, {**small, "generator": generator}, {"allocation": policies}))
 
 
-def test_a_sweep_runs_once_then_skips_and_tabulates_over_seeds(tmp_path, small, ray_here, monkeypatch, capsys):
+def test_a_sweep_runs_once_then_skips_and_tabulates_over_seeds(tmp_path, small, warm, monkeypatch, capsys):
     """Two policies, two seeds, two rounds. Of values a and b the mean is (a + b) / 2 and the sd |a - b| / sqrt 2."""
     loads: list[str] = []
     original = datasets.digits
@@ -205,9 +205,9 @@ def test_a_sweep_runs_once_then_skips_and_tabulates_over_seeds(tmp_path, small, 
 
 
 def test_a_cell_that_fails_is_recorded_the_others_go_on_and_the_exit_code_is_1(
-    tmp_path, small, ray_here, monkeypatch, capsys
+    tmp_path, small, ray_here, undrawn, monkeypatch, capsys
 ):
-    """The failing cell comes first, so that the other one starts after it."""
+    """The failing cell comes first, so that the other one starts after it; on workers of the sweep's own."""
     keys = {**small, "rounds": 1}
     keys["local"] = {**small["local"], "name": "tiny_sweep:refuses_nine"}
     path = written(tmp_path, keys, {"local.epochs": [9, 1]})

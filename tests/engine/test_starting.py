@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import ray
-from warm_session import CORES, WarmSession
+from warm_session import CORES
 
 from raysim.config.schema import Config, Resources
 from raysim.core.errors import RunError
@@ -49,15 +49,17 @@ def work(pool: Pool) -> list[int]:
 
 
 def test_a_worker_that_waits_for_a_machine_has_not_failed_to_start(
-    session: WarmSession, quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ray_here: None, quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """Another job has all cores for ten times start_timeout_s, then leaves: the same actors start and work."""
-    session.discard_all()  # the workers of earlier tests, which have some of the cores
+    """For ten times start_timeout_s another job leaves no room for a worker's six cores; then the same actors work.
+
+    The workers of other tests keep the cores that they have, four at most.
+    """
     (tmp_path / "go on").touch()
     monkeypatch.setattr(pool_module, "Worker", starts_with(tmp_path / "go on"))
-    other: Any = ray.remote(num_cpus=CORES)(starts_with(tmp_path / "go on")).remote()
+    other: Any = ray.remote(num_cpus=CORES - 5)(starts_with(tmp_path / "go on")).remote()
     ray.get(other.where.remote())
-    resources = Resources(workers=2, start_timeout_s=0.2)
+    resources = Resources(workers=2, threads_per_worker=6, start_timeout_s=0.2)
     pool = Pool(Placement(2, 0.0), resources)
     said: list[str] = []
 

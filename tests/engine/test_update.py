@@ -27,10 +27,11 @@ def parameters(result: Result) -> np.ndarray:
     return np.concatenate([a.ravel() for a in load_file(result.directory / "model.safetensors").values()])
 
 
-@pytest.mark.parametrize("update", [{"clip": 1e6}, {"top_k": 1.0}, {"noise_multiplier": 0.0, "noise_at": "client"}])
-def test_options_that_change_nothing_leave_every_bit(run: Run, small: dict[str, Any], update: dict[str, Any]):
+def test_options_that_change_nothing_leave_every_bit(run: Run, small: dict[str, Any]):
     """No update is that long; all of every update is sent; noise of size 0."""
-    assert sha(run({**small, "update": update})) == sha(run(small))
+    plain = sha(run(small))
+    for update in ({"clip": 1e6}, {"top_k": 1.0}, {"noise_multiplier": 0.0, "noise_at": "client"}):
+        assert sha(run({**small, "update": update})) == plain, update
 
 
 def test_workers_deaths_and_resumes_change_no_bit(run: Run, small: dict[str, Any], tmp_path: Path):

@@ -1,5 +1,6 @@
 """A policy that is asked during training is shown what is so, and every run of a configuration has the same bits."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -92,6 +93,32 @@ def test_a_run_that_ends_while_the_images_of_a_date_are_made_goes_on_to_the_same
     same(run(config, resume=True), whole)
 
 
+def test_what_a_kill_while_the_images_of_a_date_are_made_would_leave_is_resumed_to_the_same_bits(
+    run: Run, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A copy of the folder and of the cache as they are when the images of the second date begin."""
+    config["output"] = {**config["output"], "checkpoint_every": 100}
+    left, make, calls = tmp_path / "left", Synthesis.make, []
+
+    def copied(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 3:  # the first call makes what there is before round 1
+            for name in ("runs", "cache"):
+                shutil.copytree(tmp_path / name, left / name)
+        return make(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Synthesis, "make", copied)
+        whole = run(config)
+    (folder,) = (left / "runs").iterdir()
+    assert [path.stem for path in (folder / "checkpoints").glob("*.json")][-1:] == ["round-000003"]
+    places = {"dir": str(left / "runs"), "cache": str(left / "cache")}
+    resumed = run({**config, "output": {**config["output"], **places}}, resume=True)
+    assert resumed.directory == folder and resumed.summary["n_synthetic_made"] == 30
+    same(resumed, whole)
+
+
+@pytest.mark.slow
 def test_a_driver_that_is_killed_while_the_images_of_a_date_are_made_is_resumed_to_the_same_bits(
     run: Run, config: dict[str, Any], tmp_path: Path
 ):

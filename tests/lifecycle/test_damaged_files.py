@@ -19,11 +19,12 @@ from raysim.commands.sweep import table as sweep_table
 from raysim.core.errors import RunError, UserError
 
 Run = Callable[..., Result]
+pytestmark = pytest.mark.usefixtures("unrendered")
 
-FILES = [
-    "run.json", "status.json", "summary.json", "config.yaml", "metrics.parquet", "metrics.csv", "clients.parquet",
-    "partition.npz", "model.safetensors", "checkpoints/round-000003.json", "history/metrics.npy",
-]  # fmt: skip
+TEXTS = ["run.json", "status.json", "summary.json", "config.yaml"]
+BINARIES = ["metrics.parquet", "clients.parquet", "partition.npz", "model.safetensors"]
+UNREAD = ["metrics.csv", "checkpoints/round-000003.json", "history/metrics.npy"]
+"""Files that are not read again once a run has finished."""
 
 
 def first_bit_flipped(path: Path) -> None:
@@ -43,6 +44,13 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "wrong types": lambda path: path.write_text(json.dumps({key: [None] for key in WRONG})),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
 }
+FOR_BINARIES = [name for name in DAMAGES if name not in ("a list", "no keys", "wrong types")]
+"""The others are noise to a file that is not text."""
+CASES = [
+    *((name, damage) for name in TEXTS for damage in DAMAGES),
+    *((name, damage) for name in BINARIES for damage in FOR_BINARIES),
+    *((name, damage) for name in UNREAD for damage in ("missing", "noise", "a folder")),
+]
 WRONG = (
     "rounds", "status", "message", "config_hash", "data", "code", "versions", "generator", "device", "name",
     "mlflow_run_id", "accepted_changes", "result_keys", "final_accuracy", "seconds", "runs",
@@ -59,7 +67,9 @@ def finished(session: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[di
         "resources": {"workers": 2}, "tracking": {"uri": "none"},
         "output": {"dir": str(folder / "runs"), "cache": None, "checkpoint_every": 1},
     }  # fmt: skip
-    raysim.run(config, session=session)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raysim.lifecycle.summary._draw", lambda *_: None)
+        raysim.run(config, session=session)
     return config, folder / "runs"
 
 
@@ -72,8 +82,7 @@ def copied(finished: tuple[dict[str, Any], Path], tmp_path: Path) -> tuple[dict[
     return {**config, "output": {**config["output"], "dir": str(tmp_path / "runs")}}, folder
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(("name", "damage"), CASES)
 def test_a_damaged_file_is_refused_by_name_or_changes_nothing(
     run: Run, copied: tuple[dict[str, Any], Path], name: str, damage: str, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ):

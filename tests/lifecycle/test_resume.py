@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import raysim
-from raysim import Result, cli
+from raysim import Result
 from raysim.core.errors import UserError
 from raysim.core.locks import NAME
 from raysim.ui.display import Display
@@ -114,10 +114,10 @@ def test_nothing_to_resume_is_an_error_that_says_where_it_looked(small: dict[str
         raysim.run(small, resume=True)
 
 
-def start(config: dict[str, Any], folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(config: dict[str, Any], folder: Path) -> subprocess.Popen[str]:
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-m", "raysim", "run", str(path), *arguments]
+    command = [sys.executable, "-m", "raysim", "run", str(path)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)
 
 
@@ -147,11 +147,12 @@ def interrupt(process: subprocess.Popen[str], number: signal.Signals, after: str
 
 
 def test_signals_end_a_run_truthfully_and_it_resumes_to_the_same_bits(
-    run: Run, small: dict[str, Any], store: str, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+    run: Run, command: Callable[..., int], small: dict[str, Any], store: str, tmp_path: Path, capfd: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    """SIGTERM ends it, SIGINT ends what is resumed, and the next resume goes to the end.
+    """SIGTERM ends a process, which leaves none behind; SIGINT ends what is resumed here; the next resume ends it.
 
-    MLflow says KILLED each time, no process is left, and it is one MLflow run with each round once.
+    MLflow says KILLED each time, and it is one MLflow run with each round once.
     """
     import mlflow
 
@@ -159,20 +160,28 @@ def test_signals_end_a_run_truthfully_and_it_resumes_to_the_same_bits(
     config["resources"] = {"workers": 1}
     config["output"] = {**small["output"], "checkpoint_every": 1000}
     client, done = mlflow.MlflowClient(tracking_uri=config["tracking"]["uri"]), 0
-    for number, more in ((signal.SIGTERM, []), (signal.SIGINT, ["--resume"])):
-        interrupt(start(config, tmp_path, *more), number, f"round {done + 1}/400")
+    job, show = str(tmp_path / "job.yaml"), Display.round
+
+    def interrupted(self: Display, number: int, *others: Any) -> None:
+        show(self, number, *others)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    for begins in (True, False):
+        if begins:
+            interrupt(start(config, tmp_path), signal.SIGTERM, "round 1/400")
+        else:
+            with monkeypatch.context() as patch:
+                patch.setattr(Display, "round", interrupted)
+                assert command("run", job, "--resume") == 130
         (directory,) = Path(config["output"]["dir"]).iterdir()
         identity = json.loads((directory / "run.json").read_text())
         assert client.get_run(identity["mlflow_run_id"]).info.status == "KILLED"
         before, done = done, max(int(p.stem.split("-")[1]) for p in (directory / "checkpoints").glob("*.json"))
         assert before < done < 400
-    command = ["raysim", "run", str(tmp_path / "job.yaml"), "--resume", f"rounds={done + 2}"]
-    monkeypatch.setattr(sys, "argv", command)
     capfd.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
+    code = command("run", job, "--resume", f"rounds={done + 2}")
     output = capfd.readouterr().out
-    assert ended.value.code == 0, output
+    assert code == 0, output
     assert f"after round {done}" in output
     assert output.rstrip().endswith(str(directory))
     history = client.get_metric_history(identity["mlflow_run_id"], "train_loss")

@@ -33,7 +33,6 @@ from raysim.federation.metrics import METRICS
 from raysim.lifecycle.kept_model import load_model
 from raysim.lifecycle.mlflow_names import FIRST, FIRST_SECTION, OTHER, mlflow_name
 from raysim.tracking import links, pages
-from raysim.tracking.process import MlflowProcess
 
 BASE = {
     "rounds": 3,
@@ -50,12 +49,15 @@ METHODS = [
 
 
 @pytest.fixture(scope="module")
-def swept(session: Session, tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
+def swept(
+    session: Session, mlflow_process: Any, empty_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> SweepResult:
     """A sweep of two methods and two seeds, in a store of its own."""
     folder = tmp_path_factory.mktemp("swept")
+    shutil.copy(empty_store, folder / "mlflow.db")
     base = {**BASE, "tracking": {"uri": f"sqlite:///{folder}/mlflow.db"}, "output": {"dir": str(folder / "runs")}}
     (folder / "pages.yaml").write_text(yaml.safe_dump({"base": base, "grid": {"method": METHODS, "seed": [0, 1]}}))
-    with MlflowProcess() as process:
+    with mlflow_process() as process:
         return run_sweep(folder / "pages.yaml", (), process, session)
 
 

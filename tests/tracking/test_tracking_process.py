@@ -1,6 +1,7 @@
 """MLflow in a process of its own: what is asked for is done there, and whatever happens to it, the driver goes on."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,7 +130,9 @@ def test_a_start_that_nobody_waits_for_any_more_begins_no_run(apart: MlflowProce
     assert not (tmp_path / "new.db").exists()
 
 
-def test_a_run_whose_id_was_never_put_on_record_is_found_by_its_name(apart: MlflowProcess, tmp_path: Path):
+def test_a_run_whose_id_was_never_put_on_record_is_found_by_its_name(
+    apart: MlflowProcess, empty_store: Path, tmp_path: Path
+):
     """The driver died between the two."""
     first, other = begin(apart, tmp_path), begin(apart, tmp_path)
     other.finish("FINISHED")
@@ -137,6 +140,8 @@ def test_a_run_whose_id_was_never_put_on_record_is_found_by_its_name(apart: Mlfl
     again = begin(apart, tmp_path, resume="")
     again.finish("FINISHED")
     assert again.run_id == first.run_id != other.run_id
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(empty_store, tmp_path / "elsewhere" / "mlflow.db")
     assert begin(apart, tmp_path / "elsewhere", resume="").run_id not in ("", first.run_id)
 
 
