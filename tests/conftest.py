@@ -126,10 +126,8 @@ def run(session: "WarmSession", undrawn: None, mlflow_process: Any) -> "Iterator
 @pytest.fixture
 def warm(session: "WarmSession", undrawn: None) -> Iterator["WarmSession"]:
     """Whatever opens a session in this process, such as a sweep, gets the one with warm workers."""
-    import raysim.lifecycle.runner  # noqa: F401 - which knows the real one from here on
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raysim.engine.session.Session", lambda *_: contextlib.nullcontext(session))
+        patch.setattr("raysim.engine.background_start.Session", lambda *_: contextlib.nullcontext(session))
         yield session
 
 
@@ -140,15 +138,19 @@ def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
     tests/ui draws the figures themselves.
     """
 
-    def blank(folder: Path, *_: object) -> None:
+    def blank(_: object, folder: Path) -> None:
         for name in ("accuracy.png", "client_counts.png"):
             write_atomic(folder / name, b"")
+
+    def blank_there(_: object, figures: object, folder: Path) -> None:
+        blank(figures, folder)
 
     with pytest.MonkeyPatch.context() as patch:
         if request.node.get_closest_marker("drawn") is None:
             from raysim.core.files import write_atomic
 
-            patch.setattr("raysim.lifecycle.summary._draw", blank)
+            patch.setattr("raysim.lifecycle.figures.RunFigures.draw", blank)
+            patch.setattr("raysim.lifecycle.figure_process.FigureProcess.draw", blank_there)
         yield
 
 

@@ -25,20 +25,24 @@ class BackgroundStart:
         self._given = given
         self._stack = contextlib.ExitStack()
         self._started: Future[Session] | None = None
+        self._over = threading.Event()
 
-    def begin(self, resources: Resources, equip: Callable[[Pool], None]) -> None:
+    def begin(
+        self, resources: Resources, equip: Callable[[Pool], None] = lambda _: None, workers: Resources | None = None
+    ) -> None:
         """Start Ray and the workers in the background, if Ray is to be started here at all.
 
         equip: called in that thread with the new pool of workers, to send them what they need before anything else.
+        workers: the resources of the workers that are started; None: those that Ray is started for.
         """
         if self._given is not None or not starts_here(resources):
             return
         self._started = Future()
-        over = threading.Event()
-        thread = threading.Thread(target=_hold, args=(resources, equip, self._started, over), daemon=True)
+        told = resources, workers or resources, equip, self._started, self._over
+        thread = threading.Thread(target=_hold, args=told, daemon=True)
         thread.start()
         self._stack.callback(thread.join)
-        self._stack.callback(over.set)
+        self._stack.callback(self._over.set)
 
     def session(self, resources: Resources) -> Session:
         """Wait until the session has started, and return it.  Raises UserError or RunError if it did not start."""
@@ -47,6 +51,14 @@ class BackgroundStart:
         if self._started is None:
             return self._stack.enter_context(Session(resources))
         return self._started.result()
+
+    def listen(self) -> None:
+        """Hear signals again, for Ray installs a handler of its own for SIGTERM when it starts or is joined."""
+        self._signals.listen()
+
+    def let_go(self) -> None:
+        """End a Ray that was started in the background, there; the end of this context waits for it."""
+        self._over.set()
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +69,8 @@ class BackgroundStart:
 
 
 def _hold(
-    resources: Resources, equip: Callable[[Pool], None], started: "Future[Session]", over: threading.Event
+    resources: Resources, workers: Resources, equip: Callable[[Pool], None], started: "Future[Session]",
+    over: threading.Event,
 ) -> None:
     """Open a session and its workers, call `equip` with them, and close the session when `over` is set.
 
@@ -67,7 +80,7 @@ def _hold(
     with contextlib.ExitStack() as stack:
         try:
             session = stack.enter_context(Session(resources, over.is_set))
-            equip(session.pool(resources))
+            equip(session.pool(workers))
         except Exception as error:  # noqa: BLE001 - raised by `session`, in the thread that can act on it
             started.set_exception(error)
             return

@@ -2,6 +2,7 @@
 
 import sys
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, Ray
 
 from raysim.config.schema import Resources
 from raysim.core.errors import RunError
-from raysim.core.records import BatchingChoice
+from raysim.core.records import BatchingChoice, Dataset
 from raysim.engine.calls import Call, Lost, MapCalls, Question, Ref, Submit, TakeBack, WorkerActor, not_done
 from raysim.engine.failures import death, first_line, plain
 from raysim.engine.liveness import check_ray
@@ -56,6 +57,7 @@ class Pool:
     """The workers of a session, as Ray actors that take calls; knows nothing of what the calls do.
 
     batching: what runs have found out with these workers (`engine.batching`), by what they train.
+    shared: the data set that the newest run put into the object store, its reference, and its arrays as they are there.
     """
 
     def __init__(self, placement: Placement, resources: Resources) -> None:
@@ -65,6 +67,7 @@ class Pool:
         self.usage = Usage()
         self.paces = Paces()
         self.batching: dict[str, BatchingChoice] = {}
+        self.shared: tuple[weakref.ref[Dataset], Ref, Dataset] | None = None
         self.lost = 0
         self.lost_s = 0.0
         self.wanted = placement.workers

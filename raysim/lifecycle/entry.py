@@ -73,6 +73,7 @@ def run(
         mlflow = None
         if _tracks(source, overrides, keys):
             mlflow = kept.mlflow() if kept is not None else owned.enter_context(MlflowProcess())
+        from raysim.lifecycle.inputs import Inputs
         from raysim.lifecycle.runner import run_experiment
 
         return run_experiment(
@@ -82,7 +83,7 @@ def run(
             resume=resume,
             accept_changes=accept_changes,
             session=session if session is not None or kept is None else kept.ray,
-            dataset=dataset,
+            inputs=None if dataset is None else Inputs(dataset),
             mlflow=mlflow,
             resources=kept.given if session is None and kept is not None else {},
         )

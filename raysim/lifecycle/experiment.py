@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 
 from raysim.config.schema import Config
-from raysim.core.records import Dataset
-from raysim.data.digest import digest
 from raysim.engine.placement import Placement
 from raysim.engine.session import placement_before_start
 from raysim.engine.versions import installed
 from raysim.evaluation.task import CLASSIFICATION, Task
 from raysim.lifecycle.build import Components, build_components
 from raysim.lifecycle.identity import Identity, code_digests
+from raysim.lifecycle.inputs import Inputs
 from raysim.lifecycle.mirror import check_mirror
-from raysim.lifecycle.prepare import Prepared, prepare
+from raysim.lifecycle.prepare import Prepared
 from raysim.tracking.tracker import check_uri
 
 
@@ -32,29 +31,30 @@ class Experiment:
 
     @classmethod
     def prepare(
-        cls, config: Config, name: str, dataset: Dataset | None = None, task: Task = CLASSIFICATION
+        cls, config: Config, name: str, inputs: Inputs | None = None, task: Task = CLASSIFICATION
     ) -> "Experiment":
-        """Read the data (unless given), partition them, build the plug-ins.  Raises UserError for what cannot work."""
+        """Read the data, partition them, build the plug-ins.  Raises UserError for what cannot work.
+
+        inputs: of runs before it, which are not read again.
+        """
+        inputs = inputs or Inputs()
         check_uri(config.tracking.uri)
         check_mirror(config.output.mirror, config.output.dir)
         placement = placement_before_start(config.resources)
-        prepared = prepare(config, dataset)
+        prepared = inputs.prepare(config)
         components = build_components(config, prepared, task)
-        return cls(config, name, prepared, components, identify(config, prepared, components, placement), placement)
+        identity = _identify(config, prepared, components, placement, inputs.digest(config))
+        return cls(config, name, prepared, components, identity, placement)
 
 
-def identify(
-    config: Config,
-    prepared: Prepared,
-    components: Components,
-    placement: Placement | None,
-    data: dict[str, str] | None = None,
+def _identify(
+    config: Config, prepared: Prepared, components: Components, placement: Placement | None, data: dict[str, str]
 ) -> Identity:
-    """The identity of a run: digests of all that it reads.  data: digests of the data set, if they are known."""
+    """The identity of a run: digests of all that it reads.  data: those of the data set."""
     return Identity(
         config=config.hash(),
         partition=prepared.partition.sha256(),
-        data=digest(prepared.dataset) if data is None else data,
+        data=data,
         generator=components.generator_fingerprint,
         model=components.model.fixed_sha256(),
         code=code_digests(config),

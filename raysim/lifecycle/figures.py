@@ -1,11 +1,12 @@
 """The figures of one run, drawn at its end and, from its files, by `raysim report`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raysim.allocation.imbalance import contributions_K, lorenz_curve, top_share
-from raysim.core.records import FloatArray, IntArray
+from raysim.core.records import ByteArray, FloatArray, IntArray
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -13,24 +14,31 @@ if TYPE_CHECKING:
 VISIBLE = 1e-9  # an imbalance that is more than rounding
 
 
-def run_figures(
-    folder: Path,
-    metrics: "pd.DataFrame",
-    clients: "pd.DataFrame",
-    counts: tuple[IntArray, IntArray] | None,
-    class_names: Sequence[str],
-) -> list[Path]:
-    """Draw accuracy, samples of the clients and OUIs, as every run does at its end; returns the PNG files in `folder`.
+@dataclass(frozen=True)
+class RunFigures:
+    """What every run draws at its end, in this process or, sent there, in another (`lifecycle.figure_process`).
 
     metrics: one row per round.  clients: one per participant and round.  counts: real and synthetic samples, K x C
-    each; None for a partition that is drawn client by client.
+    each; None for a partition that is drawn client by client.  examples: a few synthetic images and their labels.
     """
-    from raysim.ui import oui_plots, plots
 
-    drawn = [plots.accuracy_curve(metrics, folder / "accuracy.png")]
-    if counts is not None:
-        drawn.append(plots.client_counts(*counts, class_names, folder / "client_counts.png"))
-    return drawn + oui_plots.oui_figures(clients, metrics, folder)
+    metrics: "pd.DataFrame"
+    clients: "pd.DataFrame"
+    counts: tuple[IntArray, IntArray] | None
+    class_names: Sequence[str]
+    examples: tuple[ByteArray, IntArray] | None = None
+
+    def draw(self, folder: Path) -> list[Path]:
+        """Draw accuracy, samples of the clients, OUIs and example images, as PNG and PDF; returns the PNG files."""
+        from raysim.ui import oui_plots, plots
+
+        drawn = [plots.accuracy_curve(self.metrics, folder / "accuracy.png")]
+        if self.counts is not None:
+            drawn.append(plots.client_counts(*self.counts, self.class_names, folder / "client_counts.png"))
+        drawn += oui_plots.oui_figures(self.clients, self.metrics, folder)
+        if self.examples is not None:
+            drawn.append(plots.image_grid(*self.examples, self.class_names, folder / "synthetic.png"))
+        return drawn
 
 
 def further_figures(

@@ -29,6 +29,7 @@ from raysim.lifecycle.description import Origin
 from raysim.lifecycle.directory import SUMMARY, RunDirectory, model_sha256
 from raysim.lifecycle.entry import only_one
 from raysim.lifecycle.experiment import Experiment
+from raysim.lifecycle.inputs import Inputs
 from raysim.lifecycle.result import Result
 from raysim.lifecycle.runner import Run, begin, locked
 from raysim.ui.display import Display
@@ -71,7 +72,7 @@ def train_generator(
         earlier = _earlier(config)
         if earlier is not None:
             owned.enter_context(locked(earlier))
-        experiment = Experiment.prepare(config, name, dataset, DENOISING)
+        experiment = Experiment.prepare(config, name, Inputs(dataset), DENOISING)
         sizes_K = experiment.prepared.partition.sizes_K
         display.line(
             f"{config.partition.name}: {len(sizes_K):,} clients of {sizes_K.min():,} to {sizes_K.max():,} images; "

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from raysim.core.errors import UserError
-from raysim.core.records import Dataset, ModelState
+from raysim.core.records import ByteArray, Dataset, ModelState
 from raysim.core.signals import stoppable
 from raysim.engine.messages import Classifier
 from raysim.lifecycle.build import plugin, read_config
@@ -18,13 +18,15 @@ from raysim.tracking.model_folder import write_model_folder
 EXAMPLES = 2  # images in the input example
 
 
-def write_for_mlflow(directory: RunDirectory, module: nn.Module, dataset: Dataset) -> Path:
-    """Write the folder of the trained model that MLflow takes; returns its path."""
+def write_for_mlflow(directory: RunDirectory, module: nn.Module, dataset: Dataset, example: ByteArray) -> Path:
+    """Write the folder of the trained model that MLflow takes; returns its path.
+
+    example: a few images of the data set, whose own are not read.
+    """
     folder = directory.model_folder
     directory.remove_model_folder()
     model = ImageClassifier(module, dataset.mean, dataset.std).eval()
-    example = torch.from_numpy(dataset.test_images[:EXAMPLES].copy())
-    write_model_folder(folder, model, example, dataset.classes)
+    write_model_folder(folder, model, torch.from_numpy(example), dataset.classes)
     return folder
 
 

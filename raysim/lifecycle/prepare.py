@@ -183,11 +183,11 @@ def named(config: Config) -> dict[str, str]:
     return {f"{section}.name": getattr(config, section).name for section in PLUGIN_SECTIONS}
 
 
-def prepare(config: Config, dataset: Dataset | None = None) -> Prepared:
-    """Load the data (unless given), partition them, compute the quota.  Raises UserError for what cannot work."""
+def prepare(config: Config, dataset: Dataset | None = None, partition: Partition | None = None) -> Prepared:
+    """Load the data, partition them (unless given), compute the quota.  Raises UserError for what cannot work."""
     notes: list[str] = []
     dataset = dataset or load_dataset(config, notes)
-    partition = make_partition(config, dataset)
+    partition = make_partition(config, dataset) if partition is None else partition
     if isinstance(config.clients_per_round, int) and config.clients_per_round > partition.clients:
         raise UserError(
             f"clients_per_round = {config.clients_per_round}: there are only {partition.clients} clients; "

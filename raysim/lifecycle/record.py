@@ -8,7 +8,6 @@ from typing import Any
 from raysim.core.errors import DiskError, UserError, described
 from raysim.core.files import cannot_write
 from raysim.core.records import BatchingChoice
-from raysim.core.signals import Signals
 from raysim.engine.liveness import check_ray
 from raysim.federation.server import RoundResult
 from raysim.federation.state import ServerState
@@ -131,7 +130,7 @@ class Record:
     def begin(self) -> None:
         """Record that the run has begun."""
         self._remember_run_id()
-        self._warn([*self.directory.write_status("RUNNING", ""), *self.tracker.problems])
+        self._warn([*self.directory.write_status("RUNNING", ""), *self.tracker.problems_so_far])
         self._update_mirror()
 
     def note(self, *notes: str) -> None:
@@ -197,9 +196,8 @@ class Record:
         except Exception as error:  # noqa: BLE001 - shown, as the docstring says
             self._warn([f"round {self.state.round} could not be saved: {' '.join(str(error).split())}"])
 
-    def end(self, error: BaseException | None, signals: Signals, hint: str = "") -> None:
-        """Record how the run ended, before Ray is shut down; only the first call counts.  hint: how to go on."""
-        signals.ending = True
+    def end(self, error: BaseException | None, hint: str = "") -> None:
+        """Record how the run ended; only the first call counts.  hint: how to go on."""
         if self.ended:
             return
         self.ended = True

@@ -3,8 +3,8 @@
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,7 @@ from raysim.config.schema import Config
 from raysim.core.errors import RunError, UserError
 from raysim.core.locks import FolderLock
 from raysim.core.plain import PlainMapping
-from raysim.core.records import Allocation, Candidates, Dataset, FloatArray, IntArray, Synthetic
-from raysim.core.secrets import plain_without_secrets
+from raysim.core.records import Allocation, Candidates, FloatArray, IntArray, Synthetic
 from raysim.core.signals import Signals
 from raysim.engine import batching
 from raysim.engine.background_start import BackgroundStart
@@ -34,17 +33,18 @@ from raysim.lifecycle import resume as resuming
 from raysim.lifecycle import summary as summaries
 from raysim.lifecycle.build import Source, generator_plugin, plugin, read_config, worker_setup
 from raysim.lifecycle.clock import PhaseClock
-from raysim.lifecycle.description import Origin, description, result_tags
-from raysim.lifecycle.directory import MODEL, PER_CLIENT, SUMMARY, RunDirectory, model_bytes, model_sha256
+from raysim.lifecycle.conclusion import Conclusion
+from raysim.lifecycle.description import Origin
+from raysim.lifecycle.directory import SUMMARY, RunDirectory, model_bytes, model_sha256
 from raysim.lifecycle.experiment import Experiment
 from raysim.lifecycle.image_quality import measure_run
-from raysim.lifecycle.kept_model import load_classifier, write_for_mlflow
+from raysim.lifecycle.inputs import Inputs
+from raysim.lifecycle.kept_model import load_classifier
 from raysim.lifecycle.messages import say_plan, say_start, shared_memory_note, store_note
 from raysim.lifecycle.prepare import named
 from raysim.lifecycle.record import Record
 from raysim.lifecycle.result import Result
 from raysim.lifecycle.worker_data import WorkerData
-from raysim.tracking import links
 from raysim.tracking.process import MlflowProcess
 from raysim.ui.display import Display
 
@@ -60,17 +60,20 @@ def run_experiment(
     resume: bool | str | Path = False,
     accept_changes: bool = False,
     session: Session | None = None,
-    dataset: Dataset | None = None,
+    inputs: Inputs | None = None,
     mlflow: MlflowProcess | None = None,
     name: str | None = None,
     origin: Origin | None = None,
     resources: PlainMapping = MappingProxyType({}),
+    conclude: Callable[[Conclusion], Result] | None = None,
 ) -> Result:
     """Run a configuration; arguments and errors are those of `raysim.run`.
 
-    mlflow: the process that writes the MLflow run; None: this process.  name: begins the name of a new run's folder;
-    None: that of the file, or `run`.  origin: the sweep that the run belongs to.  resources: values of that section for
-    keys that nothing sets.
+    inputs: of runs before it, which are not read again.  mlflow: the process that writes the MLflow run; None: this
+    process.  name: begins the name of a new run's folder; None: that of the file, or `run`.  origin: the sweep that the
+    run belongs to.  resources: values of that section for keys that nothing sets.
+    conclude: given the last part of the run once its model is written, in place of carrying it out at once; returns the
+    result so far.
     """
     with (
         Display() as display,
@@ -87,7 +90,7 @@ def run_experiment(
         earlier = resuming.find(config, name, display.line, folder) if resume else None
         if earlier is not None and not resuming.is_finished(earlier, config.rounds):
             owned.enter_context(FolderLock(earlier.path))
-        experiment = Experiment.prepare(config, name, dataset)
+        experiment = Experiment.prepare(config, name, inputs)
         say_plan(display, config, experiment.prepared)
         notes = [*experiment.prepared.notes, *experiment.components.notes]
         if experiment.placement is not None and starts_here(config.resources):
@@ -107,7 +110,9 @@ def run_experiment(
             again = "the sweep goes on from there when it is started again"
         origin = origin or Origin("raysim.run" if isinstance(source, Mapping | Config) else Path(source).name)
         begun = begin(experiment, directory, earlier is None, changes, clock, display, start, mlflow, origin)
-        run = Run(experiment, *begun, start, signals, resumed=earlier is not None, hint=again)
+        run = Run(
+            experiment, *begun, start, signals, resumed=earlier is not None, hint=again, owned=owned, conclude=conclude
+        )
         run.record.notes += notes
         del experiment  # frees the driver's copy of the images; from here on those in the object store are used
         return run.to_the_end()
@@ -163,7 +168,8 @@ def begin(
 class Run:
     """An experiment that is running: its record, and the Ray session that it uses.
 
-    hint: how to go on where it is interrupted.
+    hint: how to go on where it is interrupted.  owned: what is given free at its end, such as its lock.
+    conclude: given what is left once its model is written, in place of carrying that out at once.
     """
 
     experiment: Experiment
@@ -173,6 +179,8 @@ class Run:
     signals: Signals
     resumed: bool
     hint: str
+    owned: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    conclude: Callable[[Conclusion], Result] | None = None
 
     def to_the_end(self) -> Result:
         """Run both phases; run directory and tracker then say how the run ended, even after an error."""
@@ -186,7 +194,8 @@ class Run:
         return result
 
     def end(self, error: BaseException | None) -> None:
-        self.record.end(error, self.signals, self.hint)
+        self.signals.ending = True
+        self.record.end(error, self.hint)
 
     def _with_session(self) -> Result:
         config = self.experiment.config
@@ -383,16 +392,15 @@ class Run:
             self.record.checkpoint()
 
     def finish(self, state: ServerState, synthetic: Synthetic) -> Result:
-        """Write tables, summary, model and figures: small files first, so that a full disk costs as little as can be.
+        """Write tables, summary and model, small files first, so that a full disk costs as little as can be; conclude.
 
-        The summary is written twice: before the model, as that of an unfinished run, and at the end.
+        The summary is written twice: before the model, as that of an unfinished run, and by the conclusion.
         """
         record = self.record
         config = self.experiment.config
         prepared = self.experiment.prepared
         components = self.experiment.components
         directory = record.directory
-        tracker = record.tracker
         metrics = summaries.as_uninterrupted(record.history.metrics.frame(), config)
         clients = record.history.clients.frame()
         if state.allocation is not None:
@@ -424,48 +432,11 @@ class Run:
         }
         directory.write_json(SUMMARY, summary)
         directory.write_model(model)
-        with record.clock.timed("track"), self.signals.held():
-            if tracker.uri != "none":
-                record.note(*self._log_files())  # which MLflow's process copies while the figures are drawn
-            record.note(*summaries.figures(directory, prepared, metrics, clients, synthetic))
-            for path in sorted(directory.figures.glob("*.png")):
-                tracker.log_figure(path)
-            problems = tracker.problems  # when all of that has been done; a store that was away has an id by now
-        record.clock.seconds["total"] = record.clock.so_far()
-        summary |= {
-            "status": "FINISHED",
-            "seconds": record.clock.rounded(),
-            "mlflow_run_id": tracker.run_id,
-            "mlflow_experiment_id": tracker.experiment_id,
-            "mlflow_page": links.run_page(tracker.uri, tracker.experiment_id, tracker.run_id),
-            "mlflow_uri": tracker.uri,
-            "notes": plain_without_secrets([*config.notes, *record.notes, *problems]),
-        }
-        self.signals.check()
-        self.signals.ending = True  # from the summary on, the run is a finished one
-        directory.write_json(SUMMARY, summary)
-        tracker.describe(description(config, prepared, directory.path, summary), result_tags(summary))
-        tracker.log_artifact(directory.path / SUMMARY)
-        record.display.summary(summary)
-        self.end(None)
-        directory.remove_model_folder()
-        return Result(metrics, summary, directory.path)
-
-
-    def _log_files(self) -> list[str]:
-        """Send the files of the run to MLflow, and the model in its form; returns what could not be made of them."""
-        record, directory = self.record, self.record.directory
-        for name in (PER_CLIENT, *_FILES):
-            if (directory.path / name).exists():
-                record.tracker.log_artifact(directory.path / name)
-        prepared = self.experiment.prepared
-        try:
-            folder = write_for_mlflow(directory, self.experiment.components.model.module, prepared.dataset)
-        except Exception as error:  # noqa: BLE001 - whatever a user's own module says to being pickled
-            told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            return [f"MLflow has the weights alone, and no model that it can load: {told}"]
-        record.tracker.log_model(folder)
-        return []
+        conclusion = Conclusion.of(
+            config, prepared, record, metrics, clients, synthetic, components.model.module, summary, self.hint,
+            self.owned.pop_all(),
+        )
+        return conclusion.carry_out(self.signals) if self.conclude is None else self.conclude(conclusion)
 
 
 def _dated(state: ServerState, allocation: Allocation, synthetic: Synthetic) -> ServerState:
@@ -473,9 +444,6 @@ def _dated(state: ServerState, allocation: Allocation, synthetic: Synthetic) -> 
     date = {"round": state.round, "images": allocation.images}
     chosen_M3 = None if synthetic.chosen is None else synthetic.chosen.keys_M3
     return replace(state, allocation=allocation, chosen_M3=chosen_M3, dates=(*state.dates, date))
-
-
-_FILES = ("metrics.csv", "metrics.parquet", "clients.parquet", "partition.npz", "quality.json", MODEL)
 
 
 class _Progress:

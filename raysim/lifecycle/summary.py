@@ -1,7 +1,6 @@
-"""The results of a finished run: figures, and the content of summary.json."""
+"""The results of a run: the content of summary.json, and the table of its clients."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,12 +8,9 @@ import numpy as np
 from raysim.allocation.imbalance import normalised_entropy_K
 from raysim.allocation.policies import full_balance
 from raysim.config.schema import Config
-from raysim.core.files import cannot_write
 from raysim.core.records import Synthetic
 from raysim.evaluation import per_client
 from raysim.lifecycle.clock import PhaseClock
-from raysim.lifecycle.directory import RunDirectory
-from raysim.lifecycle.figures import run_figures
 from raysim.lifecycle.prepare import Prepared
 
 if TYPE_CHECKING:
@@ -77,33 +73,6 @@ def accuracy_auc(rounds: Iterable[float], accuracies: Iterable[float]) -> float:
     x = np.asarray(list(rounds), dtype=float)
     y = np.asarray(list(accuracies), dtype=float)
     return float(np.trapezoid(y, x) / (x[-1] - x[0])) if len(x) > 1 else float(y[0])
-
-
-def figures(
-    directory: RunDirectory, prepared: Prepared, metrics: "pd.DataFrame", clients: "pd.DataFrame", synthetic: Synthetic
-) -> list[str]:
-    """Draw accuracy, real and synthetic counts, example images and OUIs: PNG and PDF files in figures/.
-
-    Returns a message where the disk refused one; those after it are then not drawn either.
-    """
-    try:
-        _draw(directory.figures, prepared, metrics, clients, synthetic)
-    except OSError as error:
-        return [f"{cannot_write(Path(error.filename or directory.figures), error)}; the run goes on without figures"]
-    return []
-
-
-def _draw(
-    folder: Path, prepared: Prepared, metrics: "pd.DataFrame", clients: "pd.DataFrame", synthetic: Synthetic
-) -> None:
-    from raysim.ui import plots
-
-    dataset, partition = prepared.dataset, prepared.partition
-    counts = (partition.counts_KC, synthetic.quota_KC) if partition.drawn is None else None
-    run_figures(folder, metrics, clients, counts, dataset.class_names)
-    if synthetic.examples is not None:
-        images, labels = synthetic.examples
-        plots.image_grid(images, labels, dataset.class_names, folder / "synthetic.png")
 
 
 def accuracy_summary(metrics: "pd.DataFrame") -> dict[str, float | str]:

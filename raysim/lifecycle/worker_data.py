@@ -1,6 +1,7 @@
 """The data that every worker needs before anything else: the configured plug-ins, the images and their partition."""
 
 import sys
+import weakref
 from dataclasses import dataclass, field, replace
 
 from raysim.core.files import cannot_write
@@ -37,10 +38,13 @@ class WorkerData:
         return self._mapped is not None
 
     def give(self, pool: Pool) -> None:
-        """Share the images and configure the workers of a pool, unless that was done before for this pool."""
+        """Share the images and configure the workers of a pool, unless that was done before for this pool.
+
+        Images that the run before has shared, from the same data set in memory, are not put there again.
+        """
         if pool is self._given:
             return
-        self._shared = self._share(), put(self.partition)
+        self._shared = self._share(pool), put(self.partition)
         self._configure(pool)
 
     def train_at_once(self, pool: Pool) -> None:
@@ -53,12 +57,18 @@ class WorkerData:
         pool.configure(self.setup, *self._shared, list(sys.path))
         self._given = pool
 
-    def _share(self) -> Ref:
+    def _share(self, pool: Pool) -> Ref:
+        if pool.shared is not None and pool.shared[0]() is self.dataset:
+            reference, self.dataset = pool.shared[1:]
+            return reference
         capacity = least_capacity_bytes()
         if self._mapped is None and self.cache is not None and self.dataset.nbytes > capacity:
             self._map(self.cache, capacity)
         if self._mapped is None:
+            before = weakref.ref(self.dataset)
+            pool.shared = None  # frees the data set of another run before there are two
             reference, self.dataset = put_shared(self.dataset)
+            pool.shared = before, reference, self.dataset
             return reference
         self.dataset = self._mapped.open()
         return put(self._mapped)

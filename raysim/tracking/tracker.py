@@ -59,6 +59,11 @@ class NullTracker:
         """What could not be logged, in sentences: here nothing."""
         return []
 
+    @property
+    def problems_so_far(self) -> list[str]:
+        """As much of `problems` as is known without a wait."""
+        return self.problems
+
     def describe(self, text: str, tags: Mapping[str, str]) -> None:
         """Ignore a new description."""
 

@@ -143,6 +143,25 @@ class Display:
         self._progress.start()  # which does nothing once it has begun
 
 
+class Lines(Display):
+    """A display that keeps its lines instead of showing them, for what goes on beside that which is shown.
+
+    before: begins each line.  kept: the list to which they are added, from whichever thread.
+    """
+
+    def __init__(self, before: str, kept: list[str]) -> None:
+        super().__init__(live=False)
+        self._before = before
+        self._kept = kept
+
+    def line(self, text: str) -> None:
+        """Keep a line."""
+        self._kept.append(f"{self._before}{text}")
+
+    def summary(self, summary: PlainMapping) -> None:
+        """Keep nothing: the results have been shown."""
+
+
 def fitting(parts: Sequence[str], left: str, room: int) -> str:
     """The parts and the time left, two spaces apart, as far as they fit into so many columns.
 

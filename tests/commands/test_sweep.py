@@ -129,10 +129,7 @@ def test_a_file_that_cannot_work_is_refused_by_name(tmp_path, small, more, grid,
 
 
 def test_data_that_cannot_work_is_refused_for_all_cells_before_ray_starts(tmp_path, small, monkeypatch):
-    def started(_: object) -> None:
-        raise AssertionError("Ray was started")
-
-    monkeypatch.setattr("raysim.engine.session.Session", started)
+    monkeypatch.setattr("raysim.engine.background_start.BackgroundStart", lambda *_: pytest.fail("Ray was started"))
     path = written(tmp_path, small, {"partition.min_samples": [5, 60], "seed": [0, 1]})
     with pytest.raises(ConfigError) as refused:
         sweep(path)
@@ -145,11 +142,11 @@ def test_a_second_sweep_of_the_same_cells_is_refused_while_the_first_runs(tmp_pa
     """Tried in place of the start of Ray."""
     path = written(tmp_path, small, {"seed": [0, 1]})
 
-    def again(_: object) -> None:
-        monkeypatch.setattr("raysim.engine.session.Session", lambda _: pytest.fail("Ray was started"))
+    def again(*_: object) -> None:
+        monkeypatch.setattr("raysim.engine.background_start.BackgroundStart", lambda *_: pytest.fail("Ray was started"))
         sweep(path)
 
-    monkeypatch.setattr("raysim.engine.session.Session", again)
+    monkeypatch.setattr("raysim.engine.background_start.BackgroundStart", again)
     with pytest.raises(UserError, match=r"sweep-compare-\w+ is in use by process \d+ on \S+ since .*; wait until that"):
         sweep(path)
 
@@ -353,7 +350,7 @@ def test_whatever_write_of_a_sweep_fails_is_named_with_its_remedy_and_it_goes_on
 ):
     """Its only cell is finished, so that it writes its tables and no more."""
     run(small)
-    monkeypatch.setattr("raysim.engine.session.Session", lambda _: pytest.fail("Ray was started"))
+    monkeypatch.setattr("raysim.engine.background_start.BackgroundStart", lambda *_: pytest.fail("Ray was started"))
     path = written(tmp_path, small, {"seed": [0]})
     failed_at = []
     for n in range(100):

@@ -22,10 +22,10 @@ class RayStartedError(Exception):
 
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    def started(_: object) -> None:
+    def started(*_: object) -> None:
         raise RayStartedError
 
-    monkeypatch.setattr("raysim.engine.session.Session", started)
+    monkeypatch.setattr("raysim.engine.background_start.BackgroundStart", started)
 
 
 def written(folder: Path, base: dict[str, Any], allocation: list[Any], compare: Any, seeds: list[int]) -> Path:

@@ -53,6 +53,7 @@ def test_times_add_up_to_those_of_the_runs(sweep):
     planned = plan_sweep(sweep, ["grid.seed=[0]", "generator=oracle", "data.public_frac=0.2"])
     assert planned.training_s == pytest.approx(sum(cell.training_s or 0 for cell in planned.cells))
     assert planned.training_s and planned.generation_s and planned.cells[0].generation_s == 0
+    assert planned.total_s == pytest.approx(planned.training_s + planned.generation_s + 10.0 + 4 * (0.5 + 2 * 0.02))
 
 
 def test_the_command_shows_it_and_gives_it_as_json(sweep, monkeypatch, capsys):

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from raysim.core.errors import UserError
-from raysim.tracking.process import MOST_OWED, NICENESS, MlflowProcess, start_tracker
+from raysim.tracking.process import ABANDON, MOST_OWED, NICENESS, MlflowProcess, start_tracker
 from raysim.tracking.tracker import NullTracker, Tracker
 
 pytestmark = pytest.mark.usefixtures("store")  # at the address of `begin`
@@ -94,6 +95,25 @@ def test_one_process_serves_one_run_after_another_and_a_resume(apart: MlflowProc
     assert begin(apart, tmp_path, uri="none").run_id == ""
 
 
+def test_the_end_of_a_run_goes_on_while_the_next_one_begins(apart: MlflowProcess, tmp_path: Path):
+    """Each from a thread of its own.  The second start is not waited for: the process stands still, and it returns."""
+    first = begin(apart, tmp_path)
+    child = child_of(apart)
+    child.suspend()
+    first.log_round(1, {"accuracy": 0.5})
+    ending = threading.Thread(target=first.finish, args=("FINISHED",))
+    ending.start()
+    second = begin(apart, tmp_path)
+    assert second.run_id == "" and second.uri == first.uri
+    second.log_round(1, {"accuracy": 0.7})
+    child.resume()
+    second.finish("FAILED", "why")
+    ending.join(60)
+    assert first.problems == second.problems == [] and second.run_id not in ("", first.run_id)
+    assert [stored(one).info.status for one in (first, second)] == ["FINISHED", "FAILED"]
+    assert [stored(one).data.metrics["accuracy"] for one in (first, second)] == [0.5, 0.7]
+
+
 def test_a_store_that_can_never_be_used_is_refused_here(apart: MlflowProcess, tmp_path: Path):
     (tmp_path / "notes.txt").write_text("no database" * 100)
     with pytest.raises(UserError, match=r"tracking\.uri.*cannot be used"):
@@ -104,9 +124,11 @@ def test_a_start_that_is_interrupted_leaves_a_run_that_says_so(
     apart: MlflowProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     process = apart
+    asked = []
 
-    def interrupted(*question: Any) -> None:
-        process.send(*question)
+    def interrupted(run: int, *question: Any) -> None:
+        asked.append(run)
+        process.send(run, *question)
         process._pipe.poll(0.3)  # until it is at work
         raise KeyboardInterrupt
 
@@ -114,7 +136,7 @@ def test_a_start_that_is_interrupted_leaves_a_run_that_says_so(
         patch.setattr(process, "ask", interrupted)
         with pytest.raises(KeyboardInterrupt):
             begin(apart, tmp_path)
-    process.answers()
+    process.answers(*asked)
     (run,) = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db").search_runs(["1"])
     assert (run.info.status, run.data.tags["message"]) == ("KILLED", "interrupted")
 
@@ -123,10 +145,11 @@ def test_a_start_that_nobody_waits_for_any_more_begins_no_run(apart: MlflowProce
     """As when the driver is killed while MLflow is still being loaded."""
     process, child = apart, child_of(apart)
     child.suspend()
-    process.send("start", f"sqlite:///{tmp_path}/new.db", "tests", "a run", {}, {}, None, tmp_path)
-    process.tell("finish", "KILLED", "interrupted")
+    run = process.next_run()
+    process.send(run, "start", f"sqlite:///{tmp_path}/new.db", "tests", "a run", {}, {}, None, tmp_path)
+    process.tell(run, ABANDON)
     child.resume()
-    assert process.answers()[-1][1:] == ("", "", "none", [])
+    assert process.answers(run)[-1][1:] == ["", "", "none", []]
     assert not (tmp_path / "new.db").exists()
 
 

@@ -15,11 +15,16 @@ from raysim.commands.plan.training import TrainingSpeed, local_steps
 from raysim.commands.plan.training import measure as measure_training
 from raysim.commands.sweep.grid import read_sweep
 from raysim.config.schema import Config
-from raysim.core.records import Dataset, IntArray
+from raysim.core.records import IntArray
 from raysim.core.secrets import plain_without_secrets
 from raysim.federation.cohort import cohort_size
-from raysim.lifecycle.prepare import Prepared, load_dataset, prepare
+from raysim.lifecycle.inputs import Inputs
+from raysim.lifecycle.prepare import Prepared
 from raysim.ui.display import duration
+
+START_S = 10.0  # until the first run of a sweep begins, and from the end of the last one: Ray, torch, MLflow
+RUN_S = 0.5  # what a run takes beside images, rounds and evaluations,
+ROUND_S = 0.02  # and a round, of a few clients: messages, sums, a checkpoint now and then
 
 
 @dataclass(frozen=True)
@@ -27,13 +32,15 @@ class CellPlan:
     """One run of a sweep.
 
     images: how many its clients get.  new_images: those that no run before it has made.  steps: local steps of a round,
-    the mean where not all clients take part.  generation_s, training_s: estimated; None where they were not measured.
+    the mean where not all clients take part.  rounds: how many.  generation_s, training_s: estimated; None where they
+    were not measured.
     """
 
     name: str
     images: int
     new_images: int
     steps: float
+    rounds: int
     generation_s: float | None
     training_s: float | None
 
@@ -61,11 +68,22 @@ class SweepPlan:
         """Estimated seconds of all rounds and evaluations; None where they were not measured."""
         return _sum([cell.training_s for cell in self.cells])
 
+    @property
+    def around_s(self) -> float:
+        """Seconds of everything else: the start and the end of the sweep, what each run and each round adds."""
+        return START_S + sum(RUN_S + ROUND_S * cell.rounds for cell in self.cells)
+
+    @property
+    def total_s(self) -> float | None:
+        """Estimated seconds of the whole sweep; None where they were not measured."""
+        return _sum([self.generation_s, self.training_s, self.around_s])
+
     def as_json(self) -> str:
         """The plan as one JSON object, with secrets masked."""
         plain = {
             "runs": [vars(cell) for cell in self.cells], "new_images": self.new_images, "image_bytes": self.image_bytes,
-            "generation_s": self.generation_s, "training_s": self.training_s, "notes": self.notes,
+            "generation_s": self.generation_s, "training_s": self.training_s, "total_s": self.total_s,
+            "notes": self.notes,
         }  # fmt: skip
         return json.dumps(plain_without_secrets(plain), indent=2)
 
@@ -81,17 +99,15 @@ def plan_sweep(
     """
     grid = read_sweep(file, overrides, say)
     made: dict[str, IntArray] = {}
-    datasets: dict[str, Dataset] = {}
+    inputs = Inputs()
     speeds: dict[str, Speed] = {}
     trainings: dict[str, TrainingSpeed] = {}
     cells = []
     unforeseen = []
     for cell in grid.cells:
         config = cell.config
-        if (key := _key(config, "data")) not in datasets:
-            datasets[key] = load_dataset(config)
-        dataset = datasets[key]
-        prepared = prepare(config, dataset)
+        prepared = inputs.prepare(config)
+        dataset = prepared.dataset
         new = _new_images(config, prepared, made)
         unforeseen.append(prepared.foreseen is None)
         speed = training = None
@@ -109,7 +125,7 @@ def plan_sweep(
         part = cohort_size(config.clients_per_round, len(sizes_K)) / len(sizes_K)
         cells.append(
             CellPlan(
-                cell.name, prepared.images, new, part * float(local_steps(config, sizes_K).sum()),
+                cell.name, prepared.images, new, part * float(local_steps(config, sizes_K).sum()), config.rounds,
                 (speed.seconds(new) if speed else 0.0 if measure_speed else None),
                 training.seconds(config, dataset, sizes_K) if training else None,
             )
@@ -118,7 +134,7 @@ def plan_sweep(
     notes = [*grid.notes, *dict.fromkeys(measured)]
     if any(unforeseen):
         notes.append("steps and times of runs whose policy looks at training are those before its first images")
-    return SweepPlan(cells, bytes_per_image(next(iter(datasets.values()))), notes)
+    return SweepPlan(cells, bytes_per_image(inputs.dataset(grid.cells[0].config)), notes)
 
 
 def print_sweep_plan(planned: SweepPlan, stream: TextIO | None = None) -> None:
@@ -140,8 +156,9 @@ def print_sweep_plan(planned: SweepPlan, stream: TextIO | None = None) -> None:
     images_s, rounds_s = planned.generation_s, planned.training_s
     table.add_row(f"{len(planned.cells)} runs", "", f"{planned.new_images:,}", "", _time(images_s), _time(rounds_s))
     console.print(table)
-    if images_s is not None and rounds_s is not None:
-        console.print(f"in all {duration(images_s + rounds_s)} on this machine, without the starts of the runs")
+    if planned.total_s is not None:
+        around = duration(planned.around_s)
+        console.print(f"in all {duration(planned.total_s)} on this machine, {around} of it around images and rounds")
     if planned.image_bytes is not None:
         console.print(f"images take {size(planned.new_images * planned.image_bytes)} of the cache; new: those that no "
                       "run before has made")

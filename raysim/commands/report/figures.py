@@ -13,7 +13,7 @@ from raysim.core.errors import UserError
 from raysim.core.plain import PlainDict, PlainMapping
 from raysim.core.records import IntArray
 from raysim.lifecycle.directory import SUMMARY, RunDirectory, readable
-from raysim.lifecycle.figures import further_figures, lorenz_curves, run_figures, with_local_steps
+from raysim.lifecycle.figures import RunFigures, further_figures, lorenz_curves, with_local_steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,7 +64,7 @@ def of_run(run: RunDirectory, summary: PlainMapping, folder: Path) -> list[Path]
         phases = _phases(summary)
     counts = _counts(run)
     names = _class_names(summary, 0 if counts is None else counts[0].shape[1])
-    run_figures(folder, metrics, clients, counts, names)
+    RunFigures(metrics, clients, counts, names).draw(folder)
     further_figures(folder, metrics, counts, str(summary.get("policy", "")))
     plots.time_by_phase({"": phases}, folder / "time.png", _CACHED)
     found = {path.stem: path for place in (run.figures, folder) for path in sorted(place.glob("*.png"))}

@@ -84,6 +84,19 @@ def short_groups(cells: Iterable[Cell]) -> dict[str, str]:
     return {group: group if name in shared else name for group, name in plain.items()}
 
 
+def running_order(cells: Iterable[Cell]) -> list[int]:
+    """The places of cells in the order in which they run: the first of each group, then the second of each.
+
+    So there are soon results of every method, on one seed, and not every seed of one method.
+    """
+    seen: Counter[str] = Counter()
+    turns = []
+    for cell in cells:
+        turns.append(seen[cell.group])
+        seen[cell.group] += 1
+    return sorted(range(len(turns)), key=turns.__getitem__)
+
+
 def read_sweep(
     path: str | Path, overrides: Iterable[str] = (), say: Callable[[str], object] = lambda _: None,
     resources: PlainMapping = MappingProxyType({}),

@@ -24,10 +24,9 @@ FILES = ("table.csv", "runs.csv", "table.txt", "sweep.json")
 
 @dataclass
 class SweepPage:
-    """The run of a sweep in MLflow.  run_id: empty where there is none, as without a store.
+    """The run of a sweep in MLflow, begun before the cells, so that they can name it, and ended after them.
 
-    It is begun before the cells, so that they can name it, and ended after them: in between, the process that writes to
-    MLflow has no tracker but that of the cell that runs.
+    tracker: writes it; None where there is none, as without a store.
     """
 
     grid: Grid
@@ -36,9 +35,7 @@ class SweepPage:
     uri: str
     experiment: str
     names: Mapping[str, str]
-    run_id: str = ""
-    experiment_id: str = ""
-    address: str = "none"
+    tracker: NullTracker | None = None
 
     @classmethod
     def open(cls, grid: Grid, directory: Path, mlflow: MlflowProcess | None) -> "SweepPage":
@@ -50,19 +47,22 @@ class SweepPage:
         uri, experiment = stores.pop() if len(stores) == 1 else ("none", "")
         page = cls(grid, directory, mlflow, uri, experiment, short_groups(grid.cells))
         if uri != "none":
-            page._begin(_before(directory) or None)
+            page.tracker = page._begin(_before(directory) or None)
         return page
 
     def kept(self) -> PlainDict:
         """What sweep.json keeps of it."""
-        found = {"mlflow_run_id": self.run_id, "mlflow_experiment_id": self.experiment_id, "mlflow_uri": self.address}
-        return found if self.run_id else {}
+        if self.tracker is None or not self.tracker.run_id:
+            return {}
+        at = self.tracker
+        return {"mlflow_run_id": at.run_id, "mlflow_experiment_id": at.experiment_id, "mlflow_uri": at.uri}
 
     def origin(self, cell: Cell) -> Origin:
         """What the run of a cell says of where it comes from."""
         method = self.names[cell.group]
         name = f"{method}, seed {cell.config.seed}"
-        return Origin(f"{self.grid.name}.yaml", self.grid.name, self.run_id, name, method)
+        above = "" if self.tracker is None else self.tracker.run_id
+        return Origin(f"{self.grid.name}.yaml", self.grid.name, above, name, method)
 
     def end(
         self, tables: str, failed: Mapping[str, str], finished: Mapping[str, RunDirectory],
@@ -72,9 +72,9 @@ class SweepPage:
 
         tables: of what was found, in Markdown.  failed, finished: the causes and the runs, by the name of a cell.
         """
-        if not self.run_id:
+        tracker = self.tracker
+        if tracker is None or not tracker.run_id:
             return
-        tracker = self._begin(self.run_id)
         for name in FILES:
             if (self.directory / name).is_file():
                 tracker.log_artifact(self.directory / name)
@@ -86,7 +86,7 @@ class SweepPage:
         tracker.adopt(s["mlflow_run_id"] for s in summaries if s.get("mlflow_uri") == tracker.uri)
         tracker.describe(f"{self._heading()}\n\n{tables}", {})
         causes = "; ".join(f"{cell}: {cause}" for cell, cause in failed.items())
-        self._finish(tracker, "FAILED" if failed else "FINISHED", causes)
+        self._finish("FAILED" if failed else "FINISHED", causes)
         for problem in tracker.problems:
             say(f"warning: {problem}")
         say(f"MLflow    {links.runs_page(tracker.uri, tracker.experiment_id)}")
@@ -95,24 +95,22 @@ class SweepPage:
 
     def abandon(self, error: BaseException) -> None:
         """End the run of a sweep that an error, or an interrupt, has ended."""
-        if self.run_id:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            message = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
-            self._finish(self._begin(self.run_id), "KILLED" if interrupted else "FAILED", message)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        message = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
+        self._finish("KILLED" if interrupted else "FAILED", message)
 
-    def _finish(self, tracker: NullTracker, status: Status, message: str) -> None:
-        tracker.finish(status, message)
-        self.run_id = ""
+    def _finish(self, status: Status, message: str) -> None:
+        if self.tracker is not None:
+            self.tracker.finish(status, message)
+            self.tracker = None
 
     def _begin(self, run_id: str | None) -> NullTracker:
         about = About(
             f"{self._heading()}, which goes on", f"{self.grid.name}.yaml", {"sweep": self.grid.name, "method": "sweep"}
         )
-        tracker = start_tracker(
+        return start_tracker(
             self.mlflow, self.uri, self.experiment, f"sweep {self.grid.name}", {}, {}, run_id, self.directory, about
         )
-        self.run_id, self.experiment_id, self.address = tracker.run_id, tracker.experiment_id, tracker.uri
-        return tracker
 
     def _heading(self) -> str:
         return f"**Sweep {self.grid.name}**: {len(self.grid.cells)} runs of {len(self.names)} methods"

@@ -4,8 +4,10 @@ Ray and torch are imported where a cell is left to run: a sweep that is finished
 """
 
 import contextlib
+import functools
 import hashlib
 import json
+import threading
 import time
 import traceback
 from collections import Counter
@@ -20,7 +22,8 @@ import yaml
 from raysim.commands.report.tables import chosen_on
 from raysim.commands.sweep import table as sweep_table
 from raysim.commands.sweep.compare import Comparison
-from raysim.commands.sweep.grid import Cell, Grid, named, read_sweep
+from raysim.commands.sweep.endings import Endings
+from raysim.commands.sweep.grid import Cell, Grid, named, read_sweep, running_order
 from raysim.commands.sweep.page import SweepPage
 from raysim.config.plugin_guard import blaming
 from raysim.config.schema import PLUGIN_SECTIONS, Config, Resources, Tracking
@@ -29,26 +32,29 @@ from raysim.core.files import write_file
 from raysim.core.locks import FolderLock
 from raysim.core.persistent import persistent_path
 from raysim.core.plain import PlainDict, PlainMapping
-from raysim.core.records import Dataset
 from raysim.core.secrets import plain_without_secrets, without_secrets
 from raysim.core.signals import Signals
-from raysim.data.digest import digest
 from raysim.engine.versions import installed
 from raysim.lifecycle import resume
 from raysim.lifecycle.directory import RunDirectory, folder_name
+from raysim.lifecycle.figure_process import FigureProcess
 from raysim.lifecycle.find_runs import RunIndex
 from raysim.lifecycle.identity import Identity, code_digests
+from raysim.lifecycle.inputs import Inputs
 from raysim.lifecycle.mirror import Mirror, check_mirror, gather
-from raysim.lifecycle.prepare import Prepared, load_dataset, prepare
+from raysim.lifecycle.prepare import Prepared
 from raysim.lifecycle.prepare import named as named_plugins
+from raysim.lifecycle.result import Result
 from raysim.tracking.process import MlflowProcess
 from raysim.tracking.tracker import check_uri
-from raysim.ui.display import Display, duration
+from raysim.ui.display import Display, Lines, duration
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from raysim.engine.background_start import BackgroundStart
     from raysim.engine.session import Session
+    from raysim.lifecycle.conclusion import Conclusion
 
 
 @dataclass(frozen=True)
@@ -106,20 +112,39 @@ def run_sweep(
                 f"runs share counted each time; results in {directory}"
             )
             mirror = None if output.mirror is None else Mirror(output.mirror, directory)
-            page = SweepPage.open(grid, directory, mlflow)
-            write_file(directory / "sweep.json", json.dumps({**_asked(grid), **page.kept()}).encode())
-            work = _Sweep(grid, directory, display, inputs, mlflow, page, mirror)
-            try:
-                work.all_cells(tasks, session)
-                result = work.result()
-                tables = sweep_table.markdown(result.table, grid.target_accuracy, chosen_on(result.runs))
-                page.end(tables, result.failed, work.finished, display.line)
-            except BaseException as error:
-                page.abandon(error)
-                raise
-            finally:
-                work.finish_mirror()
+            with contextlib.ExitStack() as stack:
+                start = _start([task.cell for task in tasks if task.finished is None], session, stack)
+                page = SweepPage.open(grid, directory, mlflow)
+                write_file(directory / "sweep.json", json.dumps({**_asked(grid), **page.kept()}).encode())
+                work = _Sweep(grid, directory, display, inputs, mlflow, page, mirror)
+                try:
+                    work.all_cells(tasks, start)
+                    work.tell()
+                    result = work.result()
+                    tables = sweep_table.markdown(result.table, grid.target_accuracy, chosen_on(result.runs))
+                    page.end(tables, result.failed, work.finished, display.line)
+                except BaseException as error:
+                    page.abandon(error)
+                    raise
+                finally:
+                    work.tell()
+                    work.finish_mirror()
             return result
+
+
+def _start(cells: Sequence[Cell], given: "Session | None", stack: contextlib.ExitStack) -> "BackgroundStart | None":
+    """Begin to start Ray with the workers of the first of the cells, and room for all; None for no cells.
+
+    given: a session that is open.  stack: ends what is started here.
+    """
+    if not cells:
+        return None
+    from raysim.engine.background_start import BackgroundStart
+
+    signals = stack.enter_context(Signals())
+    start = stack.enter_context(BackgroundStart(signals, given))
+    start.begin(_widest([cell.config.resources for cell in cells]), workers=cells[0].config.resources)
+    return start
 
 
 @dataclass
@@ -143,7 +168,8 @@ class _Sweep:
     """The state of a sweep that is running.
 
     page: its run in MLflow.  mirror: the copy of its folder at another place, if there is one.  rows: one per cell that
-    has ended, in any way.  finished: the runs of cells.
+    has ended, in any way.  finished: the runs of cells.  lines: what the ends of runs have to say, which is shown when
+    no run shows its rounds.  lock: held by who changes what is found, the main thread or that of the ends.
     """
 
     grid: Grid
@@ -156,35 +182,39 @@ class _Sweep:
     rows: dict[str, PlainDict] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     finished: dict[str, RunDirectory] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    figures: FigureProcess = field(default_factory=FigureProcess)
+    endings: Endings = field(default_factory=Endings)
 
-    def all_cells(self, tasks: Sequence[_Task], given: "Session | None" = None) -> None:
-        """Run the cells that are not finished, on one Ray, which is started here unless there is one.  given: it."""
-        for place, task in enumerate(tasks, 1):
+    def all_cells(self, tasks: Sequence[_Task], start: "BackgroundStart | None") -> None:
+        """Run the cells that are not finished, on one Ray, the end of each beside the next.  start: of that Ray."""
+        placed = [(place, tasks[i]) for place, i in enumerate(running_order([task.cell for task in tasks]), 1)]
+        for place, task in placed:
             if task.finished is not None:
                 self.display.line(f"{self._where(place, task)}: finished before, in {task.finished.path.name}")
                 self._record(task.cell, task.finished)
-        left = [(place, task) for place, task in enumerate(tasks, 1) if task.finished is None]
+        left = [(place, task) for place, task in placed if task.finished is None]
         self._write()
-        if not left:
+        if start is None:
             return
-        from raysim.engine.session import Session
-
-        widest = _widest([cell.config.resources for cell in self.grid.cells])
-        with Signals() as signals, Session(widest) if given is None else contextlib.nullcontext(given) as session:
-            signals.listen()  # Ray installs a handler of its own for SIGTERM when it starts
-            began = time.monotonic()
+        session = start.session(_widest([task.cell.config.resources for _, task in left]))
+        start.listen()
+        began = time.monotonic()
+        with self.figures, self.endings:
             for ran, (place, task) in enumerate(left):
                 pace_s = (time.monotonic() - began) / ran if ran else 0.0
                 pace = f", about {duration(pace_s * (len(left) - ran))} left" if ran else ""
                 self.display.line(f"\n{self._where(place, task)}{pace}")
-                self._record(task.cell, self._run(task, session))
-                self._write()
+                self._run(task, session)
+                self.endings.check()
+            start.let_go()
 
     def _where(self, place: int, task: _Task) -> str:
         return f"[{place}/{len(self.grid.cells)}] {task.cell.name}"
 
-    def _run(self, task: _Task, session: "Session") -> RunDirectory | None:
-        """Run a cell; returns its finished run, or None if it failed."""
+    def _run(self, task: _Task, session: "Session") -> None:
+        """Run a cell; what is left once its model is written is carried out while the next one runs."""
         from raysim.lifecycle.runner import run_experiment
 
         cell = task.cell
@@ -193,6 +223,7 @@ class _Sweep:
         plain = _plain(cell)
         write_file(path, yaml.safe_dump(plain_without_secrets(plain), sort_keys=False).encode())
         outcome = _Outcome()
+        result = None
         with outcome:
             if earlier is not None:
                 self.display.line(f"goes on with {earlier.path.name}, which has {resume.rounds_done(earlier)} rounds")
@@ -201,15 +232,53 @@ class _Sweep:
                 name=path.stem,
                 resume=earlier is not None,
                 session=session,
-                dataset=self.inputs.dataset(cell.config),
+                inputs=self.inputs,
                 mlflow=self.mlflow,
                 origin=self.page.origin(cell),
+                conclude=functools.partial(self._conclude_later, cell),
             )
-            return RunDirectory(result.directory)
-        self.failed[cell.name] = outcome.cause
-        self.display.line(f"{cell.name} failed: {outcome.cause}")
-        write_file(path.with_suffix(".error.txt"), outcome.trace.encode())
-        return None
+        if result is None:
+            self._failed(cell, outcome, self.display.line)
+        elif result.summary["status"] == "FINISHED":  # by another process, since the sweep began
+            self._ended(cell, RunDirectory(result.directory))
+
+    def _conclude_later(self, cell: Cell, conclusion: "Conclusion") -> Result:
+        """Have the end of a run carried out beside the next run, once that of the run before is over."""
+        result = conclusion.hand_over(Lines(f"{cell.name}: ", self.lines))
+        self.endings.add(functools.partial(self._conclude, cell, conclusion))
+        self.tell()
+        return result
+
+    def _conclude(self, cell: Cell, conclusion: "Conclusion") -> None:
+        outcome = _Outcome()
+        result = None
+        with outcome:
+            result = conclusion.carry_out(draw=self.figures.draw)
+        if result is None:
+            self._failed(cell, outcome, self.lines.append)
+        else:
+            self._ended(cell, conclusion.record.directory)
+
+    def tell(self) -> None:
+        """Show what the ends of earlier runs had to say."""
+        told = self.lines[:]
+        del self.lines[: len(told)]
+        for line in told:
+            self.display.line(line)
+
+    def _failed(self, cell: Cell, outcome: "_Outcome", say: Callable[[str], object]) -> None:
+        """Take in a cell that failed."""
+        say(f"{cell.name} failed: {outcome.cause}")
+        write_file(self.directory / "cells" / f"{cell.slug}.error.txt", outcome.trace.encode())
+        with self.lock:
+            self.failed[cell.name] = outcome.cause
+        self._ended(cell, None)
+
+    def _ended(self, cell: Cell, finished: RunDirectory | None) -> None:
+        """Take in a cell that has ended, in any way, and write the tables."""
+        with self.lock:
+            self._record(cell, finished)
+            self._write()
 
     def _record(self, cell: Cell, finished: RunDirectory | None) -> None:
         """Add the row of a cell."""
@@ -272,38 +341,26 @@ class _Outcome:
         return True
 
 
-class _Inputs:
-    """The inputs of the cells of a sweep; each data set, generator and source file is read once."""
+class _Inputs(Inputs):
+    """The inputs of the cells of a sweep, with what identifies them: generators and source files, each read once."""
 
     def __init__(self) -> None:
-        self._datasets: dict[str, Dataset] = {}
-        self._digests: dict[str, dict[str, str]] = {}
+        super().__init__()
         self._generators: dict[tuple[str, str], str] = {}
         self._models: dict[tuple[str, str], str] = {}
         self._code: dict[frozenset[str], dict[str, str]] = {}
         self.versions = installed()
-        self.notes: list[str] = []
-
-    def dataset(self, config: Config) -> Dataset:
-        """Load the data set of a cell."""
-        key = self._key(config)
-        if key not in self._datasets:
-            self._datasets[key] = load_dataset(config, self.notes)
-        return self._datasets[key]
 
     def identity(self, cell: Cell, prepared: Prepared) -> Identity:
         """The identity of the inputs that a run of a cell would have now."""
         config = cell.config
-        key = self._key(config)
-        if key not in self._digests:
-            self._digests[key] = digest(prepared.dataset)
         names = frozenset(getattr(config, section).name for section in PLUGIN_SECTIONS)
         if names not in self._code:
             self._code[names] = code_digests(config)
         return Identity(
             config=cell.config_hash,
             partition=prepared.partition.sha256(),
-            data=self._digests[key],
+            data=self.digest(config),
             generator=self._generator(config, prepared) if prepared.makes_images else "",
             model=self._fixed(config, prepared) if ":" in config.model.name else "",
             code=self._code[names],
@@ -314,7 +371,7 @@ class _Inputs:
     def _generator(self, config: Config, prepared: Prepared) -> str:
         from raysim.lifecycle.build import build_generator, generator_fingerprint
 
-        key = json.dumps(config.generator.model_dump(), sort_keys=True), self._key(config)
+        key = json.dumps(config.generator.model_dump(), sort_keys=True), self.key(config)
         if key not in self._generators:
             built = build_generator(config, prepared.dataset)
             self._generators[key] = generator_fingerprint(config, prepared.dataset, built)
@@ -324,13 +381,10 @@ class _Inputs:
         """Digest of the parameters that a model of the user's own does not train; those of raysim train all."""
         from raysim.lifecycle.build import initial_model
 
-        key = json.dumps([config.model.model_dump(), config.model_seed], sort_keys=True), self._key(config)
+        key = json.dumps([config.model.model_dump(), config.model_seed], sort_keys=True), self.key(config)
         if key not in self._models:
             self._models[key] = initial_model(config, prepared).fixed_sha256()
         return self._models[key]
-
-    def _key(self, config: Config) -> str:
-        return json.dumps(config.data.model_dump(exclude={"augment"}), sort_keys=True)
 
 
 def _check(grid: Grid, inputs: _Inputs, index: RunIndex) -> list[_Task]:
@@ -343,7 +397,7 @@ def _check(grid: Grid, inputs: _Inputs, index: RunIndex) -> list[_Task]:
     comparison = Comparison(grid.compare)
     for cell in grid.cells:
         try:
-            prepared = prepare(cell.config, inputs.dataset(cell.config))
+            prepared = inputs.prepare(cell.config)
             comparison.add(cell, prepared)
             with blaming(named_plugins(cell.config)):
                 task = _task(cell, prepared, inputs, index)
