@@ -12,6 +12,7 @@ import numpy as np
 
 from raysim.core.files import write_atomic
 from raysim.core.records import FloatArray
+from raysim.ui.pdf_fonts import lean_fonts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,7 +91,7 @@ def save(figure: "Figure", path: Path) -> Path:
     png, pdf = io.BytesIO(), io.BytesIO()
     FigureCanvasAgg(figure).print_png(png)  # the pixels of `figure.savefig`, which draws everything twice
     figure.set_layout_engine("none")  # the layout is found, and takes as long as the drawing
-    with matplotlib.rc_context({"pdf.fonttype": 42}):
+    with matplotlib.rc_context({"pdf.fonttype": 42}), lean_fonts():
         FigureCanvasPdf(figure).print_pdf(pdf, metadata={"CreationDate": None})  # the same figure, the same file
     write_atomic(path, png.getvalue())
     write_atomic(path.with_suffix(".pdf"), pdf.getvalue())

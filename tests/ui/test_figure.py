@@ -1,11 +1,16 @@
 """Curves that coincide are both seen, labels do not overprint, and a figure is a PNG and a PDF."""
 
+import io
 import itertools
+import re
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from fontTools.subset import Options
+from fontTools.ttLib import TTFont
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
@@ -41,6 +46,18 @@ def test_labels_move_as_little_as_they_must():
     assert figure.spread([0.0, 0.0, 0.0], 1, 0, 10) == pytest.approx([0, 1, 2])
     assert figure.spread([3.0] * 5, 10, 0, 8) == pytest.approx([0, 2, 4, 6, 8])
     assert len(figure.spread([], 1, 0, 1)) == 0
+
+
+def test_fonts_in_a_pdf_have_the_outlines_of_their_glyphs_and_no_tables_for_laying_out_text(tmp_path):
+    """A program that starts like this is TrueType; other streams of the file are not."""
+    drawn, axes = figure.blank_figure(3, 2)
+    axes.set_title("first and office")  # whose ligatures are in the font
+    figure.save(drawn, tmp_path / "a.png")
+    streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", (tmp_path / "a.pdf").read_bytes(), re.DOTALL)
+    programs = [zlib.decompress(stream) for stream in streams]
+    fonts = [TTFont(io.BytesIO(program)) for program in programs if program.startswith(b"\0\1\0\0")]
+    assert fonts and all("glyf" in font and not {"GDEF", "GPOS", "GSUB"} & set(font.keys()) for font in fonts)
+    assert "GSUB" not in Options().drop_tables
 
 
 def test_a_figure_is_a_png_and_a_pdf_with_fonts_that_conferences_take(tmp_path):
