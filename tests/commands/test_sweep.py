@@ -17,7 +17,7 @@ from raysim import cli
 from raysim.commands.sweep import sweep as sweep_module
 from raysim.commands.sweep import table as sweep_table
 from raysim.commands.sweep.entry import sweep
-from raysim.commands.sweep.grid import read_sweep
+from raysim.commands.sweep.grid import read_sweep, running_order
 from raysim.config.load import load_config
 from raysim.core.errors import ConfigError, DiskError, RayLost, RunError, UserError
 from raysim.core.records import Dataset
@@ -56,6 +56,14 @@ def test_a_grid_gives_every_combination_in_the_order_of_the_file(tmp_path, small
     assert [(c.config.allocation.name, c.config.seed) for c in grid.cells[1:3]] == [("none", 1), ("fedeas", 0)]
     assert (grid.name, grid.target_accuracy) == ("compare", 0.5)
     assert {cell.config.tracking.experiment for cell in grid.cells} == {"compare"}
+
+
+def test_the_first_run_of_every_group_comes_before_the_second_of_any(tmp_path, small):
+    """Whichever axis comes first in the file, and whatever the first seed is called."""
+    for grid in ({"allocation": POLICIES, "seed": [7, 1]}, {"seed": [7, 1], "allocation": POLICIES}):
+        cells = read_sweep(written(tmp_path, small, grid)).cells
+        order = [(cells[i].config.seed, cells[i].config.allocation.name) for i in running_order(cells)]
+        assert order == [(7, "none"), (7, "fedeas"), (1, "none"), (1, "fedeas")]
 
 
 def test_a_mapping_changes_keys_of_its_section_as_overrides_would_and_a_label_names_it(tmp_path, small):
