@@ -68,7 +68,7 @@ def finished(session: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[di
         "output": {"dir": str(folder / "runs"), "cache": None, "checkpoint_every": 1},
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raysim.lifecycle.summary._draw", lambda *_: None)
+        patch.setattr("raysim.lifecycle.figures.RunFigures.draw", lambda *_: None)
         raysim.run(config, session=session)
     return config, folder / "runs"
 
