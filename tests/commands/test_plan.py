@@ -5,6 +5,7 @@ import math
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from raysim import cli
 from raysim.allocation import fedeas_budget
+from raysim.allocation.schedule import AllocationSchedule
 from raysim.commands.plan.as_json import as_json, statistics
 from raysim.commands.plan.plan import choose_beta, draw, parse_seeds, plan
 from raysim.commands.plan.speed import Speed, measure
@@ -351,6 +353,23 @@ def test_the_rounds_are_timed_and_a_round_lasts_as_long_as_its_largest_client():
     assert speed.seconds(config, dataset, sizes_K) == pytest.approx(3 * 70 + 3 * 3 * 2 / 2)
     equal = load_config(config.resolved(), ["local.steps=4"])
     assert speed.seconds(equal, dataset, sizes_K) == pytest.approx(3 * 3 * 4 * 10 / 2 + 9)
+
+
+def test_what_a_policy_asks_for_is_timed_with_the_rounds():
+    """`gap` asks twice for the models of 3 clients: a round of 70 s, and 4 models on 5 images of 2 s on 2 workers."""
+    section = {"name": "gap", "at": [1, 2], "total": 8}
+    keys = {**SMALL, "rounds": 3, "local": {"name": "sgd", "batch_size": 10}, "allocation": section}
+    config = load_config(keys)
+    dataset = prepare(load_config({"rounds": 1, "data": {"name": "digits", "test_samples": 3}})).dataset
+    dataset = replace(dataset, validation_labels_N=np.arange(5))
+    sizes_K, speed = np.array([10, 20, 70]), TrainingSpeed(1.0, 2.0, 2, "")
+    rounds_s = speed.seconds(config, dataset, sizes_K)
+    schedule = AllocationSchedule.of(config.allocation, np.ones((3, 10), dtype=np.int64))
+    assert rounds_s is not None
+    assert speed.seconds(config, dataset, sizes_K, schedule) == pytest.approx(rounds_s + 2 * (70 + 4 * 5 * 2 / 2))
+    loss = load_config({**keys, "allocation": {**section, "name": "loss_guided"}})  # of the global model alone
+    schedule = AllocationSchedule.of(loss.allocation, np.ones((3, 10), dtype=np.int64))
+    assert speed.seconds(loss, dataset, sizes_K, schedule) == pytest.approx(rounds_s + 2 * 5 * 2 / 2)
 
 
 def test_training_is_timed_with_the_steps_of_the_run_and_else_the_reason_is_given(capsys):

@@ -127,7 +127,7 @@ def plan_sweep(
             CellPlan(
                 cell.name, prepared.images, new, part * float(local_steps(config, sizes_K).sum()), config.rounds,
                 (speed.seconds(new) if speed else 0.0 if measure_speed else None),
-                training.seconds(config, dataset, sizes_K) if training else None,
+                training.seconds(config, dataset, sizes_K, prepared.schedule) if training else None,
             )
         )
     measured = [*(s.note for s in speeds.values()), *(t.note for t in trainings.values())]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from raysim.allocation.schedule import AllocationSchedule
 from raysim.config.plugin_guard import blaming
 from raysim.config.schema import Config
 from raysim.core.errors import RunError, UserError
@@ -35,11 +36,14 @@ class TrainingSpeed:
     lanes: int
     note: str
 
-    def seconds(self, config: Config, dataset: Dataset, sizes_K: IntArray) -> float | None:
+    def seconds(
+        self, config: Config, dataset: Dataset, sizes_K: IntArray, schedule: AllocationSchedule | None = None
+    ) -> float | None:
         """The estimated seconds of all rounds with their evaluations, not counting images and starts; None if unknown.
 
-        sizes_K: samples of each client, real and synthetic.  A round lasts as long as its share for each worker, and at
-        least as long as its largest client.
+        sizes_K: samples of each client, real and synthetic.  schedule: when a policy is asked again, for which models
+        are measured, and clients trained if it asks for theirs.  A round lasts as long as its share for each worker,
+        and at least as long as its largest client.
         """
         if self.per_image_s is None:
             return None
@@ -54,6 +58,12 @@ class TrainingSpeed:
         validation = 0 if dataset.validation_labels_N is None else len(dataset.validation_labels_N)
         evaluations = 1 + math.ceil(config.rounds / config.evaluate_every)
         test_s = self.per_test_image_s * (len(dataset.test_labels_N) + validation) / self.lanes
+        asked = [] if schedule is None else schedule.asks_measured
+        if schedule is not None and asked:
+            of_clients = any(name.startswith("local") for name in asked)
+            models = 1 + K * of_clients
+            measure_s = self.per_test_image_s * validation * models / self.lanes
+            rounds_s += len(schedule.at) * (measure_s + of_clients * self._round_s(cost_K))
         return rounds_s + evaluations * test_s
 
     def _round_s(self, cost_K: FloatArray) -> float:
