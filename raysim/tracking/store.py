@@ -295,10 +295,12 @@ def short(text: str) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """The cause of a database error, without its SQL and without secrets, on one line."""
+    """The cause of an error of a database, without its SQL, or of a server, on one line without secrets."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     cause = re.split(r"\n?\[SQL|\n\(Background", str(error))[0]
+    if "(Caused by " in cause:  # the request, at length, and what became of it
+        cause = cause.rpartition("(Caused by ")[2].strip().removesuffix(")")
     if re.search(r"table \w+ already exists", cause):
         return "it was left half-made, as by a disk that was full; delete the file, if no other run is in it"
     return without_secrets(" ".join(cause.split()))[:300].rstrip(" .") or type(error).__name__

@@ -378,7 +378,8 @@ def test_a_server_that_is_not_there_is_done_without_and_named_once(tmp_path):
         tracker.log_artifact(Path(__file__))
         tracker.finish("FINISHED", "done")
     (problem,) = tracker.problems
-    assert problem.startswith(f"the MLflow store {address} cannot be used for now (API request to {address}")
+    assert problem.startswith(f"the MLflow store {address} cannot be used for now (")
+    assert "Connection refused" in problem
     assert problem.endswith(f"it has nothing of this run, whose metrics are in {tmp_path}")
     assert tracker.run_id == ""
 
@@ -614,6 +615,13 @@ def test_a_new_store_on_a_full_disk_is_not_begun_and_named_by_its_cause(tmp_path
 def test_a_store_that_was_left_half_made_is_named_as_that():
     error = sqlite3.OperationalError("table spans already exists")
     assert "left half-made, as by a disk that was full; delete the file" in tracking_store.one_line(error)
+
+
+def test_a_server_that_does_not_answer_is_named_by_the_cause_and_not_by_the_request():
+    refused = "HTTPConnection(host='h', port=1): Failed to establish a new connection: [Errno 111] Connection refused"
+    request = f"API request to http://h:1/api failed with exception HTTPConnectionPool(host='h'): url: /{'x' * 300}"
+    error = RuntimeError(f'{request} (Caused by NewConnectionError("{refused}"))')
+    assert tracking_store.one_line(error) == f'NewConnectionError("{refused}")'
 
 
 @pytest.mark.parametrize("name", ["..", ".", "...", "a/../b", "ä" * 250])
