@@ -20,6 +20,7 @@ from raysim import Result
 from raysim.commands.sweep.sweep import run_sweep
 from raysim.core.errors import ConfigError, DiskError, UserError
 from raysim.lifecycle.mirror import Mirror, check_mirror, fetch
+from raysim.ui.display import Display
 
 Run = Callable[..., Result]
 
@@ -255,9 +256,49 @@ def test_nothing_in_either_place_is_said_of_both(small: dict[str, Any], tmp_path
 
 
 def test_a_run_whose_machine_is_lost_goes_on_from_the_mirror_to_the_same_bits(
+    run: Run, small: dict[str, Any], store: str, empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What the mirror has after round 2 is enough for a new output folder and a new MLflow store."""
+    there, left = tmp_path / "there", tmp_path / "left"
+    config = {**small, "rounds": 4, "output": {**small["output"], "mirror": f"file://{there}"}}
+    config["tracking"] = {"uri": store}
+    show = Display.round
+
+    def copied(self: Display, number: int, *others: Any) -> None:
+        show(self, number, *others)
+        if number == 3:
+            while not (kept := list(there.glob("*/checkpoints/round-000002.json"))):
+                threading.Event().wait(0.01)
+            shutil.copytree(kept[0].parents[2], left)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Display, "round", copied)
+        straight = run(config)
+    for gone in (there, Path(config["output"]["dir"])):
+        shutil.rmtree(gone)
+    left.rename(there)
+    config["tracking"] = {"uri": f"sqlite:///{shutil.copy(empty_store, tmp_path / 'new.db')}"}
+    resumed_from_mirror(run, config, straight.summary["model_sha256"])
+
+
+def resumed_from_mirror(run: Run, config: dict[str, Any], model_sha256: str) -> None:
+    """Resume the only run of a mirror: it is to end with this model, and MLflow to have each of its rounds once."""
+    import mlflow
+
+    [kept] = Path(config["output"]["mirror"].removeprefix("file://")).iterdir()
+    resumed = run(config, resume=True)
+    assert resumed.directory.name == kept.name
+    client = mlflow.MlflowClient(tracking_uri=config["tracking"]["uri"])
+    history = client.get_metric_history(resumed.summary["mlflow_run_id"], "train_loss")
+    assert [metric.step for metric in history] == list(range(1, config["rounds"] + 1))
+    assert resumed.summary["model_sha256"] == model_sha256
+    assert tree(kept) == tree(resumed.directory)
+
+
+@pytest.mark.slow
+def test_a_run_whose_driver_is_killed_goes_on_from_the_mirror_to_the_same_bits(
     run: Run, small: dict[str, Any], store: str, tmp_path: Path
 ):
-    """The driver is killed, its output folder and its MLflow store are gone; what the mirror has is enough for both."""
     there = tmp_path / "there"
     config = {**small, "rounds": 500, "output": {**small["output"], "mirror": f"file://{there}"}}
     config["resources"] = {"workers": 1}
@@ -275,13 +316,5 @@ def test_a_run_whose_machine_is_lost_goes_on_from_the_mirror_to_the_same_bits(
     shutil.rmtree(config["output"]["dir"])
     (tmp_path / "mlflow.db").unlink()
     done = max(json.loads(path.read_text())["round"] for path in kept.glob("checkpoints/round-*.json"))
-    import mlflow
-
-    resumed = run(config, rounds=done + 2, resume=True)
-    assert resumed.directory.name == kept.name
-    client = mlflow.MlflowClient(tracking_uri=config["tracking"]["uri"])
-    history = client.get_metric_history(resumed.summary["mlflow_run_id"], "train_loss")
-    assert [metric.step for metric in history] == list(range(1, done + 3))
     straight = run(small, rounds=done + 2)
-    assert resumed.summary["model_sha256"] == straight.summary["model_sha256"]
-    assert tree(kept) == tree(resumed.directory)
+    resumed_from_mirror(run, config | {"rounds": done + 2}, straight.summary["model_sha256"])
