@@ -81,6 +81,7 @@ def test_a_run_keeps_and_shows_no_secret_and_can_be_resumed_with_another(
     run: Run, config: dict[str, Any], archive: Callable[[str], str], tmp_path: Path, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # it would pause before each further try
     first = run(config)
     kept = yaml.safe_load((first.directory / "config.yaml").read_text())
     assert kept["tracking"]["uri"] == first.summary["mlflow_uri"] == "http://***@127.0.0.1:9/mlflow?token=***"
