@@ -114,6 +114,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_run_works_without_any_private_name(tmp_path: Path):
     """A full start of Ray, in a process of its own: slower, nothing else."""
     command = [sys.executable, "-c", RUN_WITHOUT, str(tmp_path / "runs")]

@@ -89,7 +89,7 @@ def test_a_second_one_with_the_same_keys_makes_the_same_images(name, built, fold
     assert (images_of(again, pairs) == images_of(built[name], pairs)).all()
 
 
-@pytest.mark.parametrize("hash_seed", ["1", "2"])
+@pytest.mark.parametrize("hash_seed", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_fingerprints_are_the_same_in_every_process_and_need_neither_ray_nor_mlflow(built, folder, hash_seed):
     """Python orders a set of names anew in each process, and diffusers keeps one as a list in its schedulers."""
     command = [sys.executable, every_generator.__file__, str(folder), *GENERATORS]
