@@ -19,13 +19,25 @@ class Disk:
         self.left = 0
         self.only_once = False
         self.refused: list[str] = []
+        self.seen: list[str] = []
         sys.addaudithook(self._event)  # which Python never takes away again: without a folder it does nothing
 
     def full_after(self, folder: Path, writes: int, only_once: bool) -> None:
-        self.folder, self.left, self.only_once, self.refused = str(folder), writes, only_once, []
+        self.folder, self.left, self.only_once, self.refused, self.seen = str(folder), writes, only_once, [], []
 
     def emptied(self) -> None:
         self.folder = ""
+
+    def watch(self, folder: Path) -> None:
+        """Only note what is written there, for `seen` and `ends`."""
+        self.full_after(folder, sys.maxsize, only_once=True)
+
+    def ends(self) -> list[int]:
+        """The numbers of the first and the last write of each file; names that differ by a number count as one."""
+        of_file: dict[str, list[int]] = {}
+        for n, path in enumerate(self.seen):
+            of_file.setdefault(re.sub(r"[0-9a-f]{16,}|\d+", "*", Path(path).name), []).append(n)
+        return sorted({n for numbers in of_file.values() for n in (numbers[0], numbers[-1])})
 
     def _event(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.folder or event not in ("open", "os.rename", "os.mkdir", "os.truncate"):
@@ -35,6 +47,7 @@ class Disk:
             return
         if event == "os.mkdir" and Path(path).is_dir():
             return
+        self.seen.append(path)
         self.left -= 1
         if self.left < 0 and not (self.only_once and self.refused):
             self.refused.append(path)

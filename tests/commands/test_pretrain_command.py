@@ -26,8 +26,11 @@ from raysim.ui.display import Display
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch):
+def short(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest):
+    """Short measurements, and figures whose files are empty but for tests marked `drawn`."""
     monkeypatch.setattr(quality, "STEPS", 20)
+    if request.node.get_closest_marker("drawn") is None:
+        request.getfixturevalue("unrendered")
 
 
 @pytest.fixture
@@ -43,6 +46,7 @@ def config(tmp_path: Path, store: str) -> Path:
     return path
 
 
+@pytest.mark.drawn
 def test_quality_and_samples_are_kept_with_the_weights_and_in_mlflow(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -319,17 +323,18 @@ def test_defaults_halve_images_as_often_as_their_size_allows(size: tuple[int, in
     assert ("steps" in found, "minutes" in found) == (max(size) <= 16, max(size) > 16)
 
 
-@pytest.mark.timeout(900)  # two short trainings for each of some twenty writes
 def test_whatever_write_of_a_training_fails_is_named_with_its_remedy_and_the_same_command_ends_with_the_same_weights(
     config: Path, tmp_path: Path, disk: Disk, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    """The disk is full at the first write, at the second, ... until a training has no write left to fail."""
+    """The disk is full at the first and at the last write of each file of a training."""
     monkeypatch.setattr(command, "_measure_and_write", kept_quality)
     keys = ["steps=2", "checkpoint_every=1", "sampling.every=2", "sampling.images=10", "tracking.uri=none"]
+    disk.watch(tmp_path / "plain")
     plain = pretrain(config, [*keys, f"output={tmp_path / 'plain'}"])
     expected = json.loads((plain / "card.json").read_text())["weights_sha256"]
     failed_at = []
-    for n in range(1000):
+    assert len(disk.seen) > 10
+    for n in disk.ends():
         folder = tmp_path / f"full-{n}"
         capfd.readouterr()
         disk.full_after(folder, n, only_once=True)
@@ -339,8 +344,6 @@ def test_whatever_write_of_a_training_fails_is_named_with_its_remedy_and_the_sam
         except (DiskError, UserError) as error:
             said = str(error)
         disk.emptied()
-        if not disk.refused:
-            break
         failed_at.append(Path(disk.refused[0]).name)
         said = f"{said}\n{capfd.readouterr().out}"
         assert "No space left on device" in said and failed_at[-1] in said, (disk.refused, said)
