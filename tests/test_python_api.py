@@ -64,7 +64,9 @@ def workers_of(kept: KeptSession) -> list[object]:
     return [member.actor for member in kept.ray._pool.members.values()]
 
 
-def test_runs_inside_a_session_use_its_ray_and_the_second_begins_at_once(kept: KeptSession, small: dict[str, Any]):
+def test_runs_inside_a_session_use_its_ray_and_the_second_begins_at_once(
+    kept: KeptSession, small: dict[str, Any], unrendered: None
+):
     """What a first run pays for is there: the second one starts no Ray and no worker, and imports nothing."""
     config = {**small, "model": {"name": "linear"}, "resources": {"workers": 1}}
     raysim.run(config)
@@ -91,7 +93,7 @@ def test_a_result_prints_five_lines_and_loads_again(kept: KeptSession, small: di
 
 
 def test_a_run_and_a_sweep_inside_a_session_have_the_resources_of_the_session_but_for_those_they_set(
-    kept: KeptSession, small: dict[str, Any], tmp_path: Path
+    kept: KeptSession, small: dict[str, Any], tmp_path: Path, unrendered: None
 ):
     """The machine has more cores than one: without the session, `workers: auto` would be as many workers."""
     config = {**small, "model": {"name": "linear"}, "rounds": 1, "resources": {"threads_per_worker": 1}}

@@ -270,8 +270,9 @@ def test_what_a_rule_of_the_users_own_raises_in_training_is_a_failed_run_with_it
 
 
 def test_a_failing_client_names_the_line_of_the_algorithm(run, small):
+    small |= {"clients_per_round": 1.0, "resources": {"workers": 1}}
     with pytest.raises(RunError) as caught:
-        run({**small, "clients_per_round": 1.0, "local": {"name": "tiny_algorithms:raises"}})
+        run({**small, "local": {"name": "tiny_algorithms:raises"}})
     path = Path(__file__).parents[1] / "tiny_algorithms.py"
     said = f"local.name = tiny_algorithms:raises: ZeroDivisionError: no luck today ({line(path, 'no luck today')})"
     assert str(caught.value) == f"client 3 failed in round 2: {said}"

@@ -135,4 +135,3 @@ def test_a_node_without_the_file_is_named_with_what_to_do(session: Any, tmp_path
     )
     with pytest.raises(UserError, match=r"output.cache: the images of the data set cannot be mapped on .*gone.img"):
         pool.call_any(lambda actor, _: actor.where.remote(), "a question")
-    session.discard_pool()

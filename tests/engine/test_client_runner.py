@@ -233,6 +233,6 @@ def test_resumed_is_uninterrupted(run: Run, many: dict[str, Any], tmp_path: Path
 
 
 def test_a_client_that_diverges_in_a_group_is_named_or_left_out(run: Run, many: dict[str, Any]):
-    many["local"] = {"name": "sgd", "lr": 1e6, "batch_size": 8}
+    many |= {"local": {"name": "sgd", "lr": 1e6, "batch_size": 8}, "resources": {"workers": 1}}
     with pytest.raises(DivergenceError, match=r"client \d+ failed in round 1: training diverged"):
         run(many)

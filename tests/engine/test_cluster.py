@@ -184,17 +184,17 @@ def test_a_worker_that_is_lost_where_there_is_no_room_any_more_is_not_replaced(
     pool = Pool(Placement(2, 0.0), Resources(workers=2))
     pool.begin_run(Resources(), lambda: 2, said.append)
     pool.configure()
-    items = [Item(i, 1.0, f"item {i}") for i in range(40)]
+    items = [Item(i, 1.0, f"item {i}") for i in range(20)]
     done: list[int] = []
     for _, chunk, _ in pool.map(items, _work, largest=1):
         done += [i.payload for i in chunk]
-        if len(done) == 10:
+        if len(done) == 5:
             while not all(m.ready for m in pool.members.values()):
                 pool._wait()
             pool._room = lambda: 1
             pool.wanted = 1
             ray.kill(next(m.actor for m in pool.members.values() if m.chunks))
-    assert sorted(done) == list(range(40))
+    assert sorted(done) == list(range(20))
     assert (pool.lost, len(pool.members)) == (1, 1)
     assert any(text.startswith("a worker on 10.0.0.9 is lost, its work is done again: its worker") for text in said)
     pool.close()

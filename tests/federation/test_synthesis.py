@@ -198,7 +198,7 @@ def test_an_interrupted_generation_keeps_what_was_made(
     with monkeypatch.context() as patch:
         patch.setattr(Display, "advance", stop)
         with pytest.raises(KeyboardInterrupt):
-            run(config)
+            run({**config, "resources": {"workers": 1}})  # which is ended, as it is at work
     result = run(config).summary
     assert result["n_synthetic_made"] == result["n_synthetic"] - reports[-1] < result["n_synthetic"]
     assert result["synthetic_sha256"] == run(uncached(config)).summary["synthetic_sha256"]
@@ -282,7 +282,7 @@ def test_the_oracle_hands_out_held_out_images_and_counts_repeats(run: Run, confi
 
 
 def test_shared_images_are_not_changed_by_training_and_their_quality_can_be_measured(
-    session, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    session, unrendered: None, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     """Checksum of every client's shared images before and after three rounds with crop and normalisation.
 

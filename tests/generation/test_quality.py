@@ -1,6 +1,7 @@
 """Quality measurements tell good images from bad ones, and copies from new ones."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from raysim.generation.quality import measure, nearest, table
 from raysim.ui.quality_plots import nearest_pairs, quality_figure
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(quality, "STEPS", 150)
+@pytest.fixture(autouse=True, scope="module")
+def short():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quality, "STEPS", 150)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -23,19 +26,24 @@ def dataset() -> Dataset:
     return hold_out(digits(), 0.3)
 
 
-def test_real_images_are_as_good_as_real_ones_and_no_copies(dataset: Dataset):
+@pytest.fixture(scope="module")
+def real(dataset: Dataset) -> dict[str, Any]:
+    """What is measured of held-out real images in place of synthetic ones."""
+    return measure(dataset, dataset.public_images, dataset.public_labels_N)
+
+
+def test_real_images_are_as_good_as_real_ones_and_no_copies(dataset: Dataset, real: dict[str, Any]):
     """Held-out real images in place of synthetic ones: equal accuracy, recognised, as far as test images are."""
-    result = measure(dataset, dataset.public_images, dataset.public_labels_N)
-    accuracy, distance = result["accuracy"], result["distance"]
+    accuracy, distance = real["accuracy"], real["distance"]
     assert accuracy["from_real"] > 0.85 and abs(accuracy["from_synthetic"] - accuracy["from_real"]) < 0.05
-    assert result["recognised"] > 0.85
+    assert real["recognised"] > 0.85
     assert distance["synthetic_to_train"] == pytest.approx(distance["test_to_train"], rel=0.1)
     assert distance["nearer_than_99_of_test"] < 0.05
-    features = result["features"]
+    features = real["features"]
     assert features["images"] >= 150
     assert abs(features["synthetic"]["coverage"] - features["real"]["coverage"]) < 0.15
     assert features["synthetic"]["frechet"] < 2 * features["real"]["frechet"]
-    assert result["images"] == result["real_images"] == len(dataset.public_labels_N)
+    assert real["images"] == real["real_images"] == len(dataset.public_labels_N)
 
 
 def test_copies_and_wrong_labels_are_seen(dataset: Dataset, tmp_path):
@@ -71,11 +79,11 @@ def test_the_images_compared_have_the_classes_of_the_synthetic_ones(dataset: Dat
     assert features["synthetic"]["precision"] > 0.5
 
 
-def test_too_few_images_have_no_distance_in_features(dataset: Dataset, tmp_path):
+def test_too_few_images_have_no_distance_in_features(dataset: Dataset, real: dict[str, Any], tmp_path):
     result = measure(dataset, dataset.public_images[:3], dataset.public_labels_N[:3])
     assert result["features"] is None
     assert not any("against" in line for line in table(result))
-    for name, found in (("few", result), ("many", measure(dataset, dataset.public_images, dataset.public_labels_N))):
+    for name, found in (("few", result), ("many", real)):
         assert quality_figure(found, tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert sum("Fréchet" in line for line in table(found)) == 1
 
@@ -88,10 +96,11 @@ def test_a_class_that_is_missing_is_never_learned(dataset: Dataset):
     assert any(line.startswith("| 4 ") and line.rstrip(" |").endswith("-") for line in table(result))
 
 
-def test_it_is_the_same_twice_and_plain_data(dataset: Dataset):
+def test_it_is_the_same_twice_and_plain_data(dataset: Dataset, monkeypatch: pytest.MonkeyPatch):
     import json
 
     images, labels_N = dataset.public_images[:100], dataset.public_labels_N[:100]
+    monkeypatch.setattr(quality, "STEPS", 20)
     results = [json.dumps(measure(dataset, images, labels_N)) for _ in range(2)]
     assert results[0] == results[1]
 

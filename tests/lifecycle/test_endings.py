@@ -68,7 +68,7 @@ def test_a_signal_after_the_summary_leaves_a_finished_run_finished(
 
 
 def test_a_signal_in_the_middle_of_a_write_to_mlflow_leaves_it_unlocked_to_say_killed(
-    session: Session, tracked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    session: Session, undrawn: None, tracked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     """The signal comes as the rows of round 2 of 3 are about to be committed."""
     import sqlalchemy
