@@ -20,7 +20,7 @@ import raysim
 from raysim import Result, load_config
 from raysim.core.errors import UserError
 from raysim.engine.object_store import put_shared
-from raysim.lifecycle import experiment
+from raysim.lifecycle import inputs
 from raysim.lifecycle.prepare import load_dataset
 from raysim.lifecycle.summary import accuracy_auc, accuracy_summary
 from raysim.ui.display import Display
@@ -206,14 +206,14 @@ def test_while_it_trains_the_driver_keeps_no_images_of_its_own(
     run: Run, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     """The array that was read is gone once it is in the object store, which the driver looks into like any worker."""
-    prepare, read, alive = experiment.prepare, [], []
+    prepare, read, alive = inputs.prepare, [], []
 
     def watched(*arguments: Any) -> Any:
         prepared = prepare(*arguments)
         read.append(weakref.ref(prepared.dataset.train_images))
         return prepared
 
-    monkeypatch.setattr(experiment, "prepare", watched)
+    monkeypatch.setattr(inputs, "prepare", watched)
     monkeypatch.setattr(Display, "round", lambda *_: alive.append(read[0]() is not None))
     run(small)
     assert alive == [False] * 3
