@@ -46,11 +46,14 @@ def readme_command(beginning: str) -> list[str]:
 
 
 def at(log: Path, *steps: tuple[str, Callable[[], object]]) -> threading.Thread:
-    """Watch the growing output of a command, and do what goes with each pattern, in turn, once it is there."""
+    """Watch the growing output of a command, and do what goes with each pattern, in turn, once it is there.
+
+    Lines that were broken to fit a terminal count as one.
+    """
 
     def watch() -> None:
         for pattern, action in steps:
-            while not log.exists() or not re.search(pattern, log.read_text()):
+            while not log.exists() or not re.search(pattern, " ".join(log.read_text().split())):
                 time.sleep(0.1)
             action()
 
