@@ -18,9 +18,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-import psutil
+from cpu import busy_s, cpu_s
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKS = {"first line": "raysim:", "data read": "parquet:", "Ray and workers": "Ray started", "round 1": "round 1/"}
@@ -31,7 +30,7 @@ def start(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     command = [sys.executable, "-m", "raysim", "run", str(Path(options.experiment).resolve())]
     command += [f"data.path={Path(options.data).resolve()}", f"output.cache={folder / 'cache'}", "output.dir=runs"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    before, began, found = psutil.cpu_times(), time.monotonic(), {}
+    before, began, found = busy_s(), time.monotonic(), {}
     with subprocess.Popen(
         [*command, *options.overrides], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -45,24 +44,11 @@ def start(options: argparse.Namespace, folder: Path) -> dict[str, float]:
                 break
         else:
             raise RuntimeError(f"the run ended before its first round: {''.join(said)}")
-        driver = psutil.Process(process.pid)
-        found["CPU"] = sum(_cpu_s(p) for p in [driver, *driver.children(recursive=True)])
-        found["CPU of others"] = _busy_s(psutil.cpu_times()) - _busy_s(before) - found["CPU"]
+        found["CPU"] = cpu_s(process.pid)
+        found["CPU of others"] = busy_s() - before - found["CPU"]
         process.send_signal(signal.SIGINT)
         process.stdout.read()
     return found
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.Error:  # it has ended meanwhile
-        return 0.0
-    return times.user + times.system
-
-
-def _busy_s(times: Any) -> float:
-    return times.user + times.system + times.nice
 
 
 def table(runs: dict[str, list[dict[str, float]]]) -> str:

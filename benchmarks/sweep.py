@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
+from cpu import busy_s, cpu_s
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ("train", "generate", "evaluate")
@@ -33,7 +33,7 @@ def measure(options: argparse.Namespace, folder: Path, name: str) -> dict[str, A
     command = [sys.executable, "-m", "raysim", "sweep", str(Path(options.experiment).resolve()), *options.overrides]
     command += [f"output.cache={folder / 'cache'}", f"output.dir={name}", f"tracking.uri=sqlite:///{name}.db"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    before, began, begins, cpu_s, others_s = _busy_s(), time.monotonic(), [], 0.0, 0.0
+    before, began, begins, used_s, others_s = busy_s(), time.monotonic(), [], 0.0, 0.0
     with subprocess.Popen(
         command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
@@ -43,9 +43,8 @@ def measure(options: argparse.Namespace, folder: Path, name: str) -> dict[str, A
             said.append(line)
             if BEGINS.match(line):
                 begins.append(time.monotonic() - began)
-                driver = psutil.Process(process.pid)
-                cpu_s = sum(_cpu_s(p) for p in [driver, *driver.children(recursive=True)])
-                others_s = _busy_s() - before - cpu_s
+                used_s = cpu_s(process.pid)
+                others_s = busy_s() - before - used_s
     if process.returncode:
         raise RuntimeError(f"the sweep failed: {''.join(said[-20:])}")
     wall_s = time.monotonic() - began
@@ -61,22 +60,9 @@ def measure(options: argparse.Namespace, folder: Path, name: str) -> dict[str, A
     rest["unnamed"] = wall_s - work_s - sum(rest.values())
     return {
         "runs": len(summaries), "images": sum(s["n_synthetic_made"] for s in summaries), "wall_s": wall_s,
-        "work_s": work_s, "ratio": wall_s / work_s, "totals_s": total, "rest_s": rest, "cpu_s": cpu_s,
+        "work_s": work_s, "ratio": wall_s / work_s, "totals_s": total, "rest_s": rest, "cpu_s": used_s,
         "others_s": others_s,
     }  # fmt: skip
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.Error:  # it has ended meanwhile
-        return 0.0
-    return times.user + times.system
-
-
-def _busy_s() -> float:
-    times = psutil.cpu_times()
-    return times.user + times.system + times.nice
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 `total` is a number, or {of: another policy, ...its keys}, for comparisons at exactly equal budgets.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,6 +26,11 @@ OWN_COUNTS_ALONE = frozenset({"none", "full", "missing_only", "fbl", "fedeas"})
 def looks_at_others(name: str, params: PlainDict) -> bool:
     """Whether a client's images may depend on the counts of other clients: so for every policy not known better."""
     return name not in OWN_COUNTS_ALONE or params.get("total") is not None or params.get("beta") == "auto"
+
+
+def asks_for_clients(inputs: Iterable[str]) -> bool:
+    """Whether some of MEASURED_INPUTS are of the clients' own models, for which every client is trained."""
+    return any(name.startswith("local") for name in inputs)
 
 
 def _policy(name: str) -> AllocationPolicy:

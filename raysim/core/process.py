@@ -5,6 +5,9 @@ import sys
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
+NICENESS = 19  # of a process that takes what the workers leave of the processors; Ray gives workers 15
+END_S = 5.0  # seconds that a process has to end by itself
+
 
 def start_beside(module: str) -> tuple[subprocess.Popen[bytes], Connection]:
     """Start `python -m MODULE FD`, where FD is the file descriptor of its end of a connection; returns both.
@@ -19,3 +22,12 @@ def start_beside(module: str) -> tuple[subprocess.Popen[bytes], Connection]:
             command, pass_fds=[theirs.fileno()], process_group=0, stdout=subprocess.DEVNULL
         )
     return process, ours
+
+
+def end_beside(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process whose connection is closed has ended; kill one that takes longer than END_S."""
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

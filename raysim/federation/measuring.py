@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from raysim.allocation.common import asks_for_clients
 from raysim.core.records import Candidates, ClientTask, FloatArray
 from raysim.engine.messages import Classifier
 from raysim.engine.pool import Pool
@@ -24,7 +25,7 @@ def measure(server: Server, state: ServerState, names: Collection[str], classes:
     K = len(server.sizes_K)
     model_ref, number = server.reference(state.model), state.round + 1
     tasks: list[ClientTask | None] = [None]
-    if any(name.startswith("local") for name in names):
+    if asks_for_clients(names):
         tasks += [server.task(k, state.client_states) for k in range(K)]
     items = [
         Item(task, task.n_real + task.n_synthetic, f"the model of client {task.client}") if task is not None

@@ -8,11 +8,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
 
-from raysim.core.process import start_beside
+from raysim.core.process import NICENESS, end_beside, start_beside
 from raysim.lifecycle.figures import RunFigures
-
-NICENESS = 19  # as that of MLflow's process
-END_S = 5.0  # seconds that the process has to end by itself
 
 
 class FigureProcess:
@@ -51,11 +48,7 @@ class FigureProcess:
         process, pipe = self._started
         self._started = None
         pipe.close()
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_beside(process)
 
 
 def serve(pipe: Connection) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import subprocess
 import sys
 import threading
 from collections import Counter, defaultdict, deque
@@ -12,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
-from raysim.core.process import start_beside
+from raysim.core.process import NICENESS, end_beside, start_beside
 from raysim.core.secrets import without_secrets
 from raysim.tracking.mlflow_run import load_mlflow
 from raysim.tracking.tracker import NullTracker, Status, Tracker, check_uri
@@ -20,10 +19,8 @@ from raysim.tracking.tracker import NullTracker, Status, Tracker, check_uri
 _EXPERIMENT_END = 2  # the first arguments of `Tracker.start` are the address and the experiment,
 _DIRECTORY = 6  # and this is the place of the run's folder
 ABANDON = "abandon"  # the question that takes back a start which nobody waits for any more
-NICENESS = 19  # Ray gives its workers 15
 GATHER_S = 2.0  # seconds for which rounds wait to be written together
 MOST_OWED = 64  # answers that may be outstanding; what they take lies in the connection until it is read
-END_S = 5.0  # seconds that the process has to end by itself
 _LEFT_OUT = ("numpy", "pandas", "pyarrow")  # without them, as in its skinny package, MLflow loads in half the time
 
 
@@ -134,11 +131,7 @@ class MlflowProcess:
         self._pipe.close()
         if not self._asked:
             self._process.kill()
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_beside(self._process)
 
 
 class _Remote(NullTracker):

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from raysim.core.errors import UserError
-from raysim.tracking.process import ABANDON, MOST_OWED, NICENESS, MlflowProcess, start_tracker
+from raysim.core.process import NICENESS
+from raysim.tracking.process import ABANDON, MOST_OWED, MlflowProcess, start_tracker
 from raysim.tracking.tracker import NullTracker, Tracker
 
 pytestmark = pytest.mark.usefixtures("store")  # at the address of `begin`

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from raysim.allocation.common import asks_for_clients
 from raysim.allocation.schedule import AllocationSchedule
 from raysim.config.plugin_guard import blaming
 from raysim.config.schema import Config
@@ -58,9 +59,8 @@ class TrainingSpeed:
         validation = 0 if dataset.validation_labels_N is None else len(dataset.validation_labels_N)
         evaluations = 1 + math.ceil(config.rounds / config.evaluate_every)
         test_s = self.per_test_image_s * (len(dataset.test_labels_N) + validation) / self.lanes
-        asked = [] if schedule is None else schedule.asks_measured
-        if schedule is not None and asked:
-            of_clients = any(name.startswith("local") for name in asked)
+        if schedule is not None and schedule.asks_measured:
+            of_clients = asks_for_clients(schedule.asks_measured)
             models = 1 + K * of_clients
             measure_s = self.per_test_image_s * validation * models / self.lanes
             rounds_s += len(schedule.at) * (measure_s + of_clients * self._round_s(cost_K))
